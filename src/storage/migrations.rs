@@ -40,6 +40,7 @@ const SQLITE: &[Source] = &[
     (13, "session index", include_str!("../../migrations/sqlite/0013_session_index.sql")),
     (14, "import reservations", include_str!("../../migrations/sqlite/0014_import_reservations.sql")),
     (15, "memory authors", include_str!("../../migrations/sqlite/0015_memory_authors.sql")),
+    (16, "message keys", include_str!("../../migrations/sqlite/0016_message_keys.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

@@ -1,18 +1,20 @@
 //! Connections, migrations and closing of a store.
 
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, exchange_of, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
+use precis::domain::exchange::{Exchange, IdempotencyKey};
 use precis::domain::id::TenantId;
 use precis::domain::search::analyzer::Analyzer;
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
 use precis::storage::search::SearchFilter;
-use precis::storage::{self, StoreError, StoreOptions};
+use precis::storage::{self, Store, StoreError, StoreOptions};
 use sqlx::migrate::Migrator;
 use sqlx::{Connection as _, PgConnection, SqliteConnection};
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use test_case::test_case;
 
@@ -148,6 +150,26 @@ async fn unreachable_postgres_is_unavailable() {
     assert!(!format!("{error} {error:?} {store:?}").contains("hunter2"));
 }
 
+/// Replaces the database by one with the schema of an earlier version.
+async fn with_schema(backend: Backend, version: i64) -> (Backend, Arc<Store>) {
+    let backend = remove_schema(backend).await;
+    let store = backend.store().await;
+    let is_sqlite = matches!(backend, Backend::Sqlite(_));
+    let folder = if is_sqlite { "migrations/sqlite" } else { "migrations/postgres" };
+    let mut migrations = Migrator::new(Path::new(folder)).await.unwrap();
+    migrations.migrations.to_mut().retain(|migration| migration.version <= version);
+    if is_sqlite {
+        // The store creates the file.
+        store.check_ready().await.unwrap_err();
+        let mut connection = SqliteConnection::connect(&backend.url()).await.unwrap();
+        migrations.run_direct(None, &mut connection, false).await.unwrap();
+    } else {
+        let mut connection = PgConnection::connect(&backend.url()).await.unwrap();
+        migrations.run_direct(None, &mut connection, false).await.unwrap();
+    }
+    (backend, store)
+}
+
 /// The migration to version 13 replaces the lists of pending messages by a state of each session.
 #[test_case(Backend::sqlite().await, "english-2"; "sqlite")]
 #[test_case(Backend::postgres().await, "english-2"; "postgres")]
@@ -155,21 +177,8 @@ async fn unreachable_postgres_is_unavailable() {
 #[test_case(Backend::postgres().await, "off"; "postgres without search")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_pending_in_version_12_are_found_after_the_migration(backend: Backend, analyzer: &str) {
-    let backend = remove_schema(backend).await;
-    let store = backend.store().await;
+    let (backend, store) = with_schema(backend, 12).await;
     let is_sqlite = matches!(backend, Backend::Sqlite(_));
-    let folder = if is_sqlite { "migrations/sqlite" } else { "migrations/postgres" };
-    let mut version_12 = Migrator::new(Path::new(folder)).await.unwrap();
-    version_12.migrations.to_mut().retain(|migration| migration.version <= 12);
-    if is_sqlite {
-        // The store creates the file.
-        store.check_ready().await.unwrap_err();
-        let mut connection = SqliteConnection::connect(&backend.url()).await.unwrap();
-        version_12.run_direct(None, &mut connection, false).await.unwrap();
-    } else {
-        let mut connection = PgConnection::connect(&backend.url()).await.unwrap();
-        version_12.run_direct(None, &mut connection, false).await.unwrap();
-    }
     let mut sql = Sql::on(&backend).await;
     let (now, incarnation, lexemes) = if is_sqlite {
         ("1760000000000000", "randomblob(16)", "'PREFIXplum'")
@@ -209,4 +218,85 @@ async fn messages_pending_in_version_12_are_found_after_the_migration(backend: B
         found.into_iter().map(|found| (found.session.to_string(), found.seq)).collect();
     assert_eq!(found.len(), 16, "{found:?}");
     assert_eq!(sql.number("SELECT count(*) FROM search").await, 16);
+}
+
+/// The migration to version 16 copies the messages to another table.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_of_version_15_on_sqlite_are_the_same_after_the_migration() {
+    const SELECT_MESSAGES: &str = "\
+        SELECT concat_ws('|', tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at,
+            redaction)
+        FROM messages ORDER BY tenant_id, session_id, seq";
+    let (backend, store) = with_schema(Backend::sqlite().await, 15).await;
+    let mut sql = Sql::on(&backend).await;
+    for (tenant, session) in [("default", "demo"), ("default", "other"), ("acme", "demo")] {
+        sql.run(&format!(
+            "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, stored_bytes, settled_bytes,
+                created_at, updated_at, activity_hour, incarnation, indexed_seq)
+            VALUES ('{tenant}', '{session}', '', '{{}}', 300, 300, 3000, 3000, 7, 7, 0, randomblob(16), 0);
+            INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                created_at, redaction)
+            WITH RECURSIVE n (seq) AS (SELECT 1 UNION ALL SELECT seq + 1 FROM n WHERE seq < 300)
+            SELECT '{tenant}', '{session}', seq, iif(seq % 7 = 0, 'tool', 'user'), iif(seq % 5 = 0, '[\"a\"]', NULL),
+                iif(seq % 7 = 0, '\"a\"', NULL), seq, json_object('role', 'user', 'content', 'plums ' || seq
+                    || iif(seq = 100, hex(zeroblob(3000000)), '')),
+                1760000000000000 + seq, iif(seq % 50 = 0, '{{\"redacted_at\":1}}', NULL)
+            FROM n"
+        ))
+        .await;
+    }
+    let messages = sql.texts(SELECT_MESSAGES).await;
+    assert_eq!(messages.len(), 900);
+    store.migrate().await.unwrap();
+    assert!(sql.texts(SELECT_MESSAGES).await == messages, "the migration has changed messages");
+    let demo = Conversation::on(&backend).await;
+    assert_eq!(demo.say(&["a", "b"]).await.first_seq, 301);
+    for statement in [
+        "DELETE FROM messages",
+        "UPDATE messages SET tokens = 9",
+        "REPLACE INTO messages SELECT * FROM messages",
+    ] {
+        let error = sql.error(statement).await;
+        assert!(error.contains("is append-only"), "{statement}: {error}");
+    }
+    let mark = "UPDATE messages SET message = '{}', redaction = '{}' WHERE tenant_id = 'acme' AND seq = 1";
+    let size = "SELECT stored_bytes FROM sessions WHERE tenant_id = 'acme'";
+    let before = sql.number(size).await;
+    sql.run(mark).await;
+    assert!(sql.number(size).await < before, "the size of a redacted message is counted");
+    assert!(demo.erase().await);
+    let left = "SELECT count(*) FROM messages WHERE session_id = 'demo'";
+    assert_eq!(sql.number(left).await, 300, "those of the other tenant");
+}
+
+/// SQLite compares a key with a whole row, including all of its overflow pages, in an index and in a table without row ids. So
+/// these must not contain large values, or each search for a key beside one of them reads the value.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn searching_for_a_key_on_sqlite_reads_no_large_values() {
+    const WITH_OVERFLOW: &str = "SELECT DISTINCT name FROM dbstat WHERE pagetype = 'overflow' ORDER BY name";
+    /// Indexes, also those of tables without row ids.
+    const KEYED: &str = "\
+        SELECT name FROM sqlite_schema WHERE type = 'index'
+        UNION SELECT name FROM pragma_table_list WHERE wr";
+    let backend = Backend::sqlite().await;
+    let (demo, long) = (Conversation::on(&backend).await, "i".repeat(256));
+    let large = (0..100_000).map(|word| format!("word{word}")).collect::<Vec<_>>().join(" ");
+    let demo = demo.session(&long);
+    for number in 0..3 {
+        let metadata = Some(format!(r#"{{"a":"{large}"}}"#));
+        let exchange = Exchange { metadata, ..exchange_of(&long, &[&large, "b"]) };
+        let key = IdempotencyKey { key: format!("{number:0>255}"), fingerprint: exchange.fingerprint() };
+        demo.append(&exchange, Some(&key)).await;
+    }
+    demo.consolidate(2, &large).await;
+    demo.remember(&user_id(&long), &large).await;
+    demo.remember(&user_id(&long), &large).await;
+    demo.index_session().await;
+    let mut sql = Sql::on(&backend).await;
+    let (with_overflow, keyed) = (sql.texts(WITH_OVERFLOW).await, sql.texts(KEYED).await);
+    let large_tables = ["memories", "memory_revisions", "messages", "revisions", "search", "sessions"];
+    assert_eq!(with_overflow.iter().map(String::as_str).collect::<Vec<_>>(), large_tables);
+    assert!(keyed.contains(&"idempotency_keys".to_owned()), "{keyed:?}");
+    let slow: Vec<_> = with_overflow.iter().filter(|name| keyed.contains(name)).collect();
+    assert!(slow.is_empty(), "{slow:?} contain large values beside keys");
 }
