@@ -112,7 +112,7 @@ fn read_choice(choice: Choice, response: &mut ResponseBuilder) -> Result<(), Mod
     match reason.split(':').next().unwrap_or_default() {
         // Some servers send an empty reason with every chunk.
         "" => {}
-        "length" | "max_tokens" | "model_length" | "model_context_window_exceeded" => {
+        "length" | "max_tokens" | "model_length" | "model_context_window_exceeded" | "incomplete" => {
             response.finish_reason(FinishReason::Length);
         }
         "content_filter" | "safety" | "refusal" | "sensitive" | "recitation" | "prohibited_content" => {
@@ -122,7 +122,7 @@ fn read_choice(choice: Choice, response: &mut ResponseBuilder) -> Result<(), Mod
             return Err(ModelError::Protocol("the server ended the response with an error"));
         }
         // Servers such as vLLM, SGLang, DeepSeek and GLM report an aborted completion this way.
-        "abort" | "insufficient_system_resource" | "network_error" => {
+        "abort" | "aborted" | "cancelled" | "canceled" | "insufficient_system_resource" | "network_error" => {
             return Err(ModelError::StreamTruncated);
         }
         _ => response.finish_reason(FinishReason::Complete),
@@ -229,6 +229,7 @@ mod tests {
             ("eos", FinishReason::Complete),
             ("length", FinishReason::Length),
             ("MAX_TOKENS", FinishReason::Length),
+            ("incomplete", FinishReason::Length),
             ("content_filter", FinishReason::Filtered),
             ("content_filter: PROHIBITED_CONTENT", FinishReason::Filtered),
             ("SAFETY", FinishReason::Filtered),
@@ -237,7 +238,7 @@ mod tests {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
             assert_eq!(read(&[text, &end]).map(|response| response.finish_reason), Ok(finish), "{reason}");
         }
-        for reason in ["abort", "insufficient_system_resource", "network_error"] {
+        for reason in ["abort", "cancelled", "insufficient_system_resource", "network_error"] {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
             assert_eq!(read(&[text, &end, "[DONE]"]), Err(ModelError::StreamTruncated), "{reason}");
         }
