@@ -5,10 +5,14 @@ import collections
 import itertools
 import json
 import os
+import urllib.error
+import urllib.parse
+import urllib.request
 
 import schemathesis
 from hypothesis import strategies as st
 from schemathesis.core.parameters import ParameterLocation
+from schemathesis.generation.meta import TestPhase
 
 LINES = "application/x-ndjson"
 # The messages that the script imports into each session.
@@ -61,6 +65,9 @@ def map_case(context, case):
     if is_sound(ParameterLocation.BODY) and isinstance(case.body, dict):
         for content in contents(case.body):
             for part in content if isinstance(content, list) else []:
+                # Of the blocks of the provider's tools, responses describe only those of the web search.
+                if part["type"] == "server_tool_use" or part["type"].endswith("_tool_result"):
+                    part["type"] = "text"
                 # A text needs its text, and so does a refusal.
                 name = "refusal" if part["type"] == "refusal" else "text" if "text" in part["type"] else None
                 if name and not isinstance(part.get(name), str):
@@ -69,6 +76,9 @@ def map_case(context, case):
             for call in message.get("tool_calls") or []:
                 # Two calls of a message with one id are refused.
                 call["id"] = f"{call['id']}-{next(ids)}"
+        if case.operation.definition.raw["operationId"] == "edit_summary" and "based_on" in case.body:
+            # An edit names the current revision.
+            case.body = case.body | {"based_on": current_revision(case.path_parameters["session_id"])}
         # Two skills of one name are refused, and one that is always shown needs something to show. Cases share their
         # bodies, so what is changed is a copy.
         if skills := case.body.get("skills"):
@@ -90,6 +100,19 @@ def map_case(context, case):
 
 
 keys = itertools.count()
+
+
+def current_revision(session):
+    """Returns the revision of the summary of a session, or 0 if it has none."""
+    request = urllib.request.Request(
+        f"{os.environ['SCHEMATHESIS_SERVICE']}/sessions/{urllib.parse.quote(str(session), safe='')}",
+        headers={"Authorization": f"Bearer {os.environ['SCHEMATHESIS_KEY']}"},
+    )
+    try:
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)["summary"]["revision"]
+    except urllib.error.HTTPError:
+        return 0
 
 
 def contents(body):
@@ -129,7 +152,9 @@ def near(case):
         if isinstance(value, str) and value.isprintable() and "%" not in value and 0 < len(value) <= 60 and len(value) % 3:
             path[name] = "ef"[len(value) // 3 % 2] if case.method == "DELETE" else "abcdef"[len(value) // 3 % 6]
     revision = path.get("revision")
-    if isinstance(revision, int) and revision % 3:
+    # A revision of the stateful phase may be one that an earlier response named.
+    is_linked = case.meta is not None and case.meta.phase.name == TestPhase.STATEFUL
+    if isinstance(revision, int) and revision % 3 and not is_linked:
         path["revision"] = revision // 3 % 4
 
 

@@ -115,9 +115,28 @@ pub(super) fn block_errors(kind: &str, block: &Members<'_>) -> Vec<(String, Stri
                 }
             }
         },
-        _ => {}
+        kind => {
+            let missing = |key: &&str| block.get(key).is_none();
+            for key in provider_tool_fields(kind).iter().copied().filter(missing) {
+                errors.push((
+                    key.to_owned(),
+                    format!("missing: the API rejects a {} without it", shorten_type(kind)),
+                ));
+            }
+        }
     }
     errors
+}
+
+/// Returns the fields that a call or a result of a tool of the provider must have.
+fn provider_tool_fields(kind: &str) -> &'static [&'static str] {
+    if kind.ends_with("_tool_use") {
+        &["id", "name", "input"]
+    } else if kind.ends_with("_tool_result") {
+        &["tool_use_id", "content"]
+    } else {
+        &[]
+    }
 }
 
 /// Adds the errors of the content of a result, a document or a search result.
