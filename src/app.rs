@@ -11,7 +11,7 @@ use crate::service::keys::authenticator::Authenticator;
 use crate::service::retention::RetentionConfig;
 use crate::service::search::RerankConfig;
 use crate::service::{MemoryService, PoolNames, ServiceConfig};
-use crate::storage::{self, DefaultRetention, Store, StoreError};
+use crate::storage::{self, DefaultRetention, SchemaVersions, Store, StoreError};
 use crate::telemetry::{self, Metrics};
 use axum::Router;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -80,7 +80,8 @@ pub struct App {
 }
 
 impl App {
-    /// Creates all parts. Brings the database schema up to date if `migrate` is set.
+    /// Creates all parts. Brings the database schema up to date if `migrate` is set. Fails if a newer release has changed it so that
+    /// this release does not work with it.
     pub async fn new(settings: &Settings, migrate: bool) -> Result<Self, AppError> {
         if let Err(error) = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
             return Err(AppError::Clock(error.duration().as_secs()));
@@ -191,7 +192,8 @@ impl App {
     }
 }
 
-/// Connects to the database of the settings. Brings its schema up to date if `migrate` is set.
+/// Connects to the database of the settings. Brings its schema up to date if `migrate` is set. Fails if a newer release has changed
+/// it so that this release does not work with it.
 pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>, AppError> {
     let database = &settings.database;
     let with_url = |error| match storage::explain(database.url.expose(), &error) {
@@ -204,10 +206,19 @@ pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>
         let file = file.display();
         tracing::info!("created the database {file}, which is empty; database.url can name an existing one");
     }
-    if migrate {
-        store.migrate().await.map_err(with_url)?;
-    } else if let Err(error) = store.check_ready().await {
-        tracing::warn!(%error, "the database is not ready; requests fail until it is");
+    let schema = if migrate { store.migrate().await } else { store.check_ready().await };
+    match schema {
+        Ok(SchemaVersions { found, expected }) if found > expected => tracing::warn!(
+            "a newer release has migrated the database (migration {found}); its schema still works with this release \
+             (migration {expected}): finish the upgrade, or the rollback"
+        ),
+        Ok(_) => {}
+        // Requests could store what the newer release does not expect.
+        Err(error @ StoreError::SchemaVersion { found, expected }) if found > expected => {
+            return Err(with_url(error));
+        }
+        Err(error) if migrate => return Err(with_url(error)),
+        Err(error) => tracing::warn!(%error, "the database is not ready; requests fail until it is"),
     }
     Ok(store)
 }

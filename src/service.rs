@@ -282,7 +282,8 @@ impl MemoryService {
 
     /// Checks that the service can work.
     pub async fn ready(&self) -> Result<(), Error> {
-        Ok(self.store.check_ready().await?)
+        self.store.check_ready().await?;
+        Ok(())
     }
 
     /// Sets the gauges that describe the present state.

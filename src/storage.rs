@@ -41,6 +41,7 @@ pub use error::StoreError;
 pub use forks::{ForkAppendOutcome, ForkOutcome, RewindOutcome};
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
+pub use migrations::SchemaVersions;
 pub use redactions::RedactionOutcome;
 pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};
 pub use store::{

@@ -7,7 +7,7 @@ use crate::config::Settings;
 use crate::domain::error_chain::ErrorChain;
 use crate::llm::http::build_http_client;
 use crate::storage::search_index::{IndexState, analyzer_for};
-use crate::storage::{self, Store, StoreError};
+use crate::storage::{self, SchemaVersions, Store, StoreError};
 use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
@@ -148,8 +148,16 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
         }
     }
     let any_key = match store.check_ready().await {
-        Ok(()) => {
-            examination.add(Severity::Good, "schema", "up to date");
+        Ok(SchemaVersions { found, expected }) => {
+            if found > expected {
+                let text = format!(
+                    "a newer release has migrated the database (migration {found}), and its schema still works with this \
+                     release (migration {expected}): finish the upgrade, or the rollback"
+                );
+                examination.add(Severity::Warning, "schema", text);
+            } else {
+                examination.add(Severity::Good, "schema", "up to date");
+            }
             match examine_search(settings, &store, examination).await.and(store.any_api_key().await) {
                 Ok(any) => Some(any),
                 Err(error) => {
@@ -166,16 +174,9 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
             examination.add(Severity::Warning, "schema", text);
             None
         }
-        Err(StoreError::SchemaVersion { found, .. }) => {
-            let text = format!(
-                "a newer release of precis has used this database (migration {found}): run that release, or restore a \
-                 backup that was made before"
-            );
-            examination.add(Severity::Problem, "schema", text);
-            None
-        }
         Err(error) => {
-            examination.add(Severity::Problem, PART, explain(&error));
+            let part = if matches!(error, StoreError::SchemaVersion { .. }) { "schema" } else { PART };
+            examination.add(Severity::Problem, part, explain(&error));
             None
         }
     };

@@ -559,11 +559,12 @@ impl Problem {
                 tracing::warn!(error = %causes, "the database schema has another version");
                 let fix = match error {
                     StoreError::SchemaVersion { found, expected } if found > expected => {
-                        "It is newer: run that version of precis."
+                        "It is newer, and does not work with this release: run the newer release."
                     }
-                    _ => "Run `precis migrate`.",
+                    StoreError::SchemaVersion { .. } => "It is older: run `precis migrate`.",
+                    _ => "Run `precis migrate`, or the newer release that has changed it.",
                 };
-                let detail = format!("The database schema does not match this version of precis. {fix}");
+                let detail = format!("The database schema does not match this release of precis. {fix}");
                 Self::unavailable("schema-mismatch", "Schema mismatch", detail)
             }
             StoreError::Unavailable(_) => {

@@ -25,11 +25,13 @@ pub struct DatabaseFacts {
 #[must_use]
 pub fn explain(url: &str, error: &StoreError) -> Option<String> {
     match error {
-        StoreError::Migration(MigrateError::VersionMissing(version)) => Some(format!(
-            "a newer release of precis has used this database (migration {version}): run that release, or restore a backup \
-             that was made before"
+        StoreError::SchemaVersion { found, expected } if found > expected => Some(format!(
+            "a newer release of precis has used this database (migration {found}), and this release (migration {expected}) does \
+             not work with its schema: run the newer release, or restore a backup that was made before"
         )),
-        StoreError::Migration(MigrateError::VersionMismatch(version)) => Some(format!(
+        StoreError::Migration(
+            MigrateError::VersionMissing(version) | MigrateError::VersionMismatch(version),
+        ) => Some(format!(
             "another build of precis has used this database (its migration {version} differs): run that build, or use \
              another database"
         )),
@@ -156,6 +158,10 @@ fn explain_postgres(url: &str, error: &sqlx::Error) -> Option<String> {
                 "53300" => format!(
                     "{server} has no free connection ({message}): lower database.max_connections, or raise max_connections \
                      of the server"
+                ),
+                "55P03" => format!(
+                    "other transactions use the tables that a migration changes ({message}), so nothing was changed: try again \
+                     when imports, backups and other long transactions have ended"
                 ),
                 "57P03" => format!("{server} is starting or stopping ({message}): try again"),
                 _ => return None,

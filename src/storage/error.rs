@@ -25,10 +25,12 @@ pub enum StoreError {
     #[error("invalid database URL: {0}")]
     Url(String),
     /// A statement names a table, a column or a function that does not exist.
-    #[error("a table, column or function is missing in the database: run `precis migrate`")]
+    #[error(
+        "a table, column or function is missing in the database: run `precis migrate`, or the release that has removed it"
+    )]
     SchemaIncomplete(#[source] sqlx::Error),
-    /// The schema is older or newer than this version of precis. `found` is 0 if there is no schema.
-    #[error("the schema is at migration {found}, this version of precis needs migration {expected}")]
+    /// The schema is older than this release, or newer and this release does not work with it. `found` is 0 if there is no schema.
+    #[error("the schema is at migration {found}, and this release of precis needs migration {expected}")]
     SchemaVersion { found: i64, expected: i64 },
 }
 

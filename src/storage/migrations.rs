@@ -1,7 +1,9 @@
-//! The migrations, as part of the binary.
+//! The migrations, as part of the binary, and the rule by which a release works with the schema of a newer one.
 //!
-//! To add a migration, add a file to the folder of one or both databases and a line to its list.
+//! To add a migration, add a file to the folder of one or both databases and a line to its list. The file inserts a row into
+//! `schema_compatibility`, so that replicas of the previous release can continue while and after it is applied.
 
+use super::StoreError;
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use std::borrow::Cow;
@@ -24,6 +26,7 @@ const POSTGRES: &[Source] = &[
     (12, "search wide windows", include_str!("../../migrations/postgres/0012_search_wide_windows.sql")),
     (13, "session index", include_str!("../../migrations/postgres/0013_session_index.sql")),
     (15, "memory authors", include_str!("../../migrations/postgres/0015_memory_authors.sql")),
+    (17, "schema compatibility", include_str!("../../migrations/postgres/0017_schema_compatibility.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -41,6 +44,7 @@ const SQLITE: &[Source] = &[
     (14, "import reservations", include_str!("../../migrations/sqlite/0014_import_reservations.sql")),
     (15, "memory authors", include_str!("../../migrations/sqlite/0015_memory_authors.sql")),
     (16, "message keys", include_str!("../../migrations/sqlite/0016_message_keys.sql")),
+    (17, "schema compatibility", include_str!("../../migrations/sqlite/0017_schema_compatibility.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {
@@ -50,6 +54,42 @@ pub(super) fn postgres() -> Migrator {
 pub(super) fn sqlite() -> Migrator {
     migrator(SQLITE)
 }
+
+/// The last migration of a database and the last one of this release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchemaVersions {
+    /// 0 if there is no schema.
+    pub found: i64,
+    pub expected: i64,
+}
+
+impl SchemaVersions {
+    /// Returns `true` if a newer release has migrated the database.
+    #[must_use]
+    pub fn is_newer(self) -> bool {
+        self.found > self.expected
+    }
+
+    /// Returns an error if this release does not work with the schema. `oldest` is the last migration of the oldest release that
+    /// works with it.
+    pub(super) fn check(self, oldest: i64) -> Result<Self, StoreError> {
+        let Self { found, expected } = self;
+        let works = found == expected || (self.is_newer() && oldest <= expected);
+        if works { Ok(self) } else { Err(StoreError::SchemaVersion { found, expected }) }
+    }
+}
+
+/// Selects the last migration, and the last migration of the oldest release that works with those after `$1`. A migration that
+/// declares no such release works with none.
+pub(super) const SELECT_SCHEMA_VERSION: &str = "\
+    SELECT coalesce(max(m.version), 0) AS version,
+        coalesce(max(CASE WHEN m.version > $1 THEN coalesce(c.oldest_version, m.version) END), 0) AS oldest_version
+    FROM _sqlx_migrations AS m LEFT JOIN schema_compatibility AS c ON c.version = m.version WHERE m.success";
+
+/// [`SELECT_SCHEMA_VERSION`] for a schema without the table `schema_compatibility`, which works with its own release only.
+pub(super) const SELECT_EARLY_SCHEMA_VERSION: &str = "\
+    SELECT coalesce(max(version), 0) AS version, coalesce(max(version), 0) AS oldest_version
+    FROM _sqlx_migrations WHERE success";
 
 /// Returns the number of the last migration.
 pub(super) fn latest_version(migrator: &Migrator) -> i64 {

@@ -9,17 +9,20 @@
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::index_hints::IndexHints;
+use super::migrations::{self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions};
 use super::pool::Connections;
-use super::{DatabaseFacts, StoreError, StoreOptions, migrations};
+use super::{DatabaseFacts, StoreError, StoreOptions};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
 use sqlx::error::DatabaseError;
+use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgDatabaseError, PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, SqlSafeStr as _, SqlStr};
 use std::fmt::Write as _;
 use std::io;
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 mod exchanges;
 mod heads;
@@ -40,6 +43,17 @@ pub struct Postgres {
 
 const SELECT_FACTS: &str =
     "SELECT rolsuper OR rolbypassrls AS bypasses, now() AS now FROM pg_roles WHERE rolname = current_user";
+
+/// The error code `lock_not_available`.
+pub(super) const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+/// A schema, as a connection sees it.
+struct Schema {
+    versions: SchemaVersions,
+    /// The last migration of the oldest release that works with it.
+    oldest: i64,
+    is_read_only: bool,
+}
 
 impl Postgres {
     /// Creates the pool without connecting.
@@ -63,15 +77,45 @@ impl Postgres {
         Ok(Self { pool, search: options.search, hints, appends, heads })
     }
 
-    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
-        /// Lets one replica migrate at a time. The number is arbitrary, but must not be used by other programs.
-        const LOCK_MIGRATIONS: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
+    /// Applies the pending migrations. Leaves the schema of a newer release as it is if this release works with it.
+    ///
+    /// A migration that waits for the lock of a table delays all requests that use the table later, and they could wait for each
+    /// other. So it waits for a short time only, and is tried again as a whole.
+    ///
+    /// # Errors
+    /// The database is unavailable, a migration failed, or the schema is newer and this release does not work with it.
+    pub async fn migrate(&self, mut migrator: Migrator) -> Result<SchemaVersions, StoreError> {
+        const ATTEMPTS: usize = 10;
+        const PAUSE: Duration = Duration::from_millis(500);
         self.probe_connection().await.map_err(StoreError::Unavailable)?;
         // The migrator's own lock is bound to a connection, which a transaction pooler may hand to another client.
+        migrator.set_locking(false);
+        for _ in 1..ATTEMPTS {
+            match self.migrate_once(&mut migrator).await {
+                Err(StoreError::Migration(error)) if is_lock_timeout(&error) => {
+                    tracing::info!("a migration waits for a transaction that uses the same tables");
+                    tokio::time::sleep(PAUSE).await;
+                }
+                migrated => return migrated,
+            }
+        }
+        self.migrate_once(&mut migrator).await
+    }
+
+    async fn migrate_once(&self, migrator: &mut Migrator) -> Result<SchemaVersions, StoreError> {
+        /// Lets one replica migrate at a time. The number is arbitrary, but must not be used by other programs.
+        const LOCK_MIGRATIONS: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
+        /// Shorter than `deadlock_timeout` (1 s by default), so that a deadlock ends the migration and not a request.
+        const LIMIT_LOCK_WAITS: &str = "SET LOCAL lock_timeout = '400ms'";
         let mut transaction = self.pool.begin_with("BEGIN").await?;
         sqlx::query(LOCK_MIGRATIONS).execute(&mut *transaction).await?;
-        let mut migrator = migrations::postgres();
-        migrator.set_locking(false);
+        sqlx::query(LIMIT_LOCK_WAITS).execute(&mut *transaction).await?;
+        let expected = migrations::latest_version(migrator);
+        let schema = read_schema(&mut transaction, expected).await?;
+        if schema.versions.is_newer() {
+            schema.versions.check(schema.oldest)?;
+            migrator.set_ignore_missing(true);
+        }
         migrator.run_direct(None, &mut *transaction, false).await.map_err(StoreError::Migration)?;
         let row = sqlx::query(SELECT_FACTS).fetch_one(&mut *transaction).await?;
         if row.try_get("bypasses")? {
@@ -80,7 +124,8 @@ impl Postgres {
                  separate role for precis"
             );
         }
-        Ok(transaction.commit().await?)
+        transaction.commit().await?;
+        Ok(SchemaVersions { found: schema.versions.found.max(expected), expected })
     }
 
     pub(super) async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
@@ -99,30 +144,18 @@ impl Postgres {
         }
     }
 
-    pub(super) async fn check_ready(&self) -> Result<(), StoreError> {
+    pub(super) async fn check_ready(&self) -> Result<SchemaVersions, StoreError> {
+        let expected = migrations::latest_version(&migrations::postgres());
+        let schema =
+            self.pool.with_connection(async |connection| read_schema(&mut *connection, expected).await);
         // A readiness probe needs an answer within the acquire timeout, even if a connection hangs.
         let limit = self.pool.options().get_acquire_timeout();
-        let version = tokio::time::timeout(limit, self.schema_version()).await;
-        let found = version.map_err(|_| timed_out(limit))??;
-        let expected = migrations::latest_version(&migrations::postgres());
-        if found == expected { Ok(()) } else { Err(StoreError::SchemaVersion { found, expected }) }
-    }
-
-    /// Returns the number of the last applied migration, or 0. A read-only server counts as unavailable.
-    async fn schema_version(&self) -> Result<i64, StoreError> {
-        const SELECT_SERVER_STATE: &str = "SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS is_migrated,
-            current_setting('transaction_read_only')::boolean AS is_read_only";
-        const SELECT_SCHEMA_VERSION: &str =
-            "SELECT coalesce(max(version), 0) AS version FROM _sqlx_migrations WHERE success";
-        let state = sqlx::query(SELECT_SERVER_STATE).fetch_one(&self.pool).await?;
-        if state.try_get("is_read_only")? {
+        let schema = tokio::time::timeout(limit, schema).await.map_err(|_| timed_out(limit))??;
+        if schema.is_read_only {
             let error = io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the server is read-only");
             return Err(StoreError::Unavailable(error.into()));
         }
-        if !state.try_get("is_migrated")? {
-            return Ok(0);
-        }
-        Ok(sqlx::query(SELECT_SCHEMA_VERSION).fetch_one(&self.pool).await?.try_get("version")?)
+        schema.versions.check(schema.oldest)
     }
 
     pub(super) async fn close(&self) {
@@ -225,6 +258,34 @@ impl Postgres {
             })
             .await
     }
+}
+
+/// Reads the schema. `expected` is the last migration of this release.
+async fn read_schema(connection: &mut PgConnection, expected: i64) -> Result<Schema, sqlx::Error> {
+    const SELECT_SERVER_STATE: &str = "SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS is_migrated,
+        to_regclass('schema_compatibility') IS NOT NULL AS has_compatibility,
+        current_setting('transaction_read_only')::boolean AS is_read_only";
+    let state = sqlx::query(SELECT_SERVER_STATE).fetch_one(&mut *connection).await?;
+    let (mut found, mut oldest) = (0, 0);
+    if state.try_get("is_migrated")? {
+        let query = if state.try_get("has_compatibility")? {
+            sqlx::query(SELECT_SCHEMA_VERSION).bind(expected)
+        } else {
+            sqlx::query(SELECT_EARLY_SCHEMA_VERSION)
+        };
+        let row = query.fetch_one(connection).await?;
+        (found, oldest) = (row.try_get("version")?, row.try_get("oldest_version")?);
+    }
+    let is_read_only = state.try_get("is_read_only")?;
+    Ok(Schema { versions: SchemaVersions { found, expected }, oldest, is_read_only })
+}
+
+/// Returns `true` if a migration has waited too long for the lock of a table.
+fn is_lock_timeout(error: &MigrateError) -> bool {
+    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
+        return false;
+    };
+    error.as_database_error().and_then(DatabaseError::code).as_deref() == Some(LOCK_NOT_AVAILABLE)
 }
 
 /// Returns the statement that begins a transaction of one tenant. It is one round trip, so the tenant is part of the text:

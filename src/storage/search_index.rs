@@ -5,6 +5,7 @@
 //! adds the missing messages. On Postgres, an exchange of a complete session is indexed in its own transaction. On SQLite it is
 //! indexed later, because FTS5 writes many messages together at much lower cost.
 
+use super::postgres::LOCK_NOT_AVAILABLE;
 use super::search::{MessageRef, MissingMessages, SearchFilter, Span, StoredHit};
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::{DbTime, to_i64, user_from_column};
@@ -129,8 +130,6 @@ const INSERT_ENTRIES: Sql = Sql {
 const SELECT_ANALYZER: &str = "\
     SELECT version, rebuild_tenant, rebuild_session FROM search_analyzer";
 
-/// SQLSTATE of a lock timeout.
-const LOCK_NOT_AVAILABLE: &str = "55P03";
 /// Moves the pending list of the GIN index into its main structure.
 const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index()";
 

@@ -5,12 +5,14 @@
 
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
+use super::migrations::{self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions};
 use super::values::DbTime;
-use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions, migrations};
+use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions};
 use crate::blocking;
 use crate::domain::search::analyzer::Analyzer;
 use disk_reserve::DiskReserve;
 use sqlx::error::DatabaseError;
+use sqlx::migrate::Migrator;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteError, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteRow, SqliteSynchronous,
@@ -138,24 +140,45 @@ impl Sqlite {
         })
     }
 
-    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
-        migrations::sqlite().run(&self.writer).await.map_err(StoreError::Migration)
+    /// Applies the pending migrations. Leaves the schema of a newer release as it is if this release works with it.
+    ///
+    /// # Errors
+    /// The file can't be used, a migration failed, or the schema is newer and this release does not work with it.
+    pub async fn migrate(&self, mut migrator: Migrator) -> Result<SchemaVersions, StoreError> {
+        let expected = migrations::latest_version(&migrator);
+        let (versions, oldest) = self.schema(expected).await?;
+        if versions.is_newer() {
+            versions.check(oldest)?;
+            migrator.set_ignore_missing(true);
+        }
+        migrator.run(&self.writer).await.map_err(StoreError::Migration)?;
+        Ok(SchemaVersions { found: versions.found.max(expected), expected })
     }
 
-    pub(super) async fn check_ready(&self) -> Result<(), StoreError> {
-        const COUNT_MIGRATION_TABLES: &str =
-            "SELECT count(*) AS tables FROM sqlite_schema WHERE name = '_sqlx_migrations'";
-        const SELECT_SCHEMA_VERSION: &str =
-            "SELECT coalesce(max(version), 0) AS version FROM _sqlx_migrations WHERE success";
-        let expected = migrations::latest_version(&migrations::sqlite());
-        let tables: i64 =
-            sqlx::query(COUNT_MIGRATION_TABLES).fetch_one(&self.readers).await?.try_get("tables")?;
-        let found: i64 = if tables > 0 {
-            sqlx::query(SELECT_SCHEMA_VERSION).fetch_one(&self.readers).await?.try_get("version")?
-        } else {
-            0
-        };
-        if found == expected { Ok(()) } else { Err(StoreError::SchemaVersion { found, expected }) }
+    pub(super) async fn check_ready(&self) -> Result<SchemaVersions, StoreError> {
+        let (versions, oldest) = self.schema(migrations::latest_version(&migrations::sqlite())).await?;
+        versions.check(oldest)
+    }
+
+    /// Reads the versions of the schema, and the last migration of the oldest release that works with it. `expected` is the
+    /// last migration of this release.
+    async fn schema(&self, expected: i64) -> Result<(SchemaVersions, i64), StoreError> {
+        const SELECT_SCHEMA_TABLES: &str = "\
+            SELECT count(*) FILTER (WHERE name = '_sqlx_migrations') AS migrations,
+                count(*) FILTER (WHERE name = 'schema_compatibility') AS compatibility
+            FROM sqlite_schema WHERE type = 'table'";
+        let tables = sqlx::query(SELECT_SCHEMA_TABLES).fetch_one(&self.readers).await?;
+        let (mut found, mut oldest) = (0, 0);
+        if tables.try_get::<i64, _>("migrations")? > 0 {
+            let query = if tables.try_get::<i64, _>("compatibility")? > 0 {
+                sqlx::query(SELECT_SCHEMA_VERSION).bind(expected)
+            } else {
+                sqlx::query(SELECT_EARLY_SCHEMA_VERSION)
+            };
+            let row = query.fetch_one(&self.readers).await?;
+            (found, oldest) = (row.try_get("version")?, row.try_get("oldest_version")?);
+        }
+        Ok((SchemaVersions { found, expected }, oldest))
     }
 
     pub(super) async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
@@ -270,7 +293,7 @@ mod tests {
             search: None,
         };
         let store = Sqlite::connect(&url, &options).await.expect("connected");
-        store.migrate().await.expect("migrated");
+        store.migrate(migrations::sqlite()).await.expect("migrated");
         let mut files = 0;
         for entry in folder.path().read_dir().expect("readable") {
             let entry = entry.expect("an entry");

@@ -14,7 +14,7 @@ use super::rows::{self, session_columns};
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
-use super::{ConnectionCounts, DatabaseFacts, StoreError};
+use super::{ConnectionCounts, DatabaseFacts, SchemaVersions, StoreError, migrations};
 use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -255,13 +255,18 @@ pub(super) fn micros(duration: Duration) -> i64 {
 }
 
 impl Store {
-    /// Applies all pending migrations.
-    pub async fn migrate(&self) -> Result<(), StoreError> {
-        dispatch!(self, migrate())
+    /// Applies all pending migrations. Leaves the schema of a newer release as it is if this release works with it, and returns an
+    /// error otherwise.
+    pub async fn migrate(&self) -> Result<SchemaVersions, StoreError> {
+        match self {
+            Self::Postgres(database) => Box::pin(database.migrate(migrations::postgres())).await,
+            Self::Sqlite(database) => Box::pin(database.migrate(migrations::sqlite())).await,
+        }
     }
 
-    /// Returns an error if the database is unavailable or its schema is not the one of this version.
-    pub async fn check_ready(&self) -> Result<(), StoreError> {
+    /// Returns an error if the database is unavailable, or if its schema is neither the one of this release nor one of a newer
+    /// release that works with this one.
+    pub async fn check_ready(&self) -> Result<SchemaVersions, StoreError> {
         dispatch!(self, check_ready())
     }
 

@@ -1,17 +1,19 @@
 //! Connections, migrations and closing of a store.
 
 use crate::conversation::{Conversation, exchange_of, user_id};
+use crate::postgres_plans::{DIALECT, connect_once};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
+use crate::support::store_calls::{self, CALLS};
 use precis::domain::exchange::{Exchange, IdempotencyKey};
 use precis::domain::id::TenantId;
 use precis::domain::search::analyzer::Analyzer;
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
 use precis::storage::search::SearchFilter;
-use precis::storage::{self, Store, StoreError, StoreOptions};
-use sqlx::migrate::Migrator;
-use sqlx::{Connection as _, PgConnection, SqliteConnection};
+use precis::storage::{self, SchemaVersions, Store, StoreError, StoreOptions};
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqlSafeStr as _, SqliteConnection};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -92,11 +94,156 @@ async fn older_or_newer_schema_is_reported(backend: Backend) {
     );
     // An older version does not change a newer schema.
     let error = store.migrate().await.unwrap_err();
-    assert!(matches!(error, StoreError::Migration(_)), "{error:?}");
+    assert!(matches!(error, StoreError::SchemaVersion { found: 999, .. }), "{error:?}");
     sql.run(&format!("UPDATE _sqlx_migrations SET version = {newest}, success = false WHERE version = 999"))
         .await;
     let error = store.check_ready().await.unwrap_err();
     assert!(matches!(error, StoreError::SchemaVersion { found, .. } if found < newest), "{error:?}");
+}
+
+/// Applies migrations after those of this release. The text of each follows `ALTER TABLE sessions`.
+async fn apply_next(store: &Store, changes: &[(i64, String)]) {
+    let next = changes.iter().map(|(version, change)| {
+        let sql = AssertSqlSafe(format!("ALTER TABLE sessions {change}")).into_sql_str();
+        Migration::new(*version, "next".into(), MigrationType::Simple, sql, false)
+    });
+    match store {
+        Store::Postgres(store) => {
+            let mut migrator = Migrator::new(Path::new("migrations/postgres")).await.unwrap();
+            migrator.migrations.to_mut().extend(next);
+            store.migrate(migrator).await.unwrap();
+        }
+        Store::Sqlite(store) => {
+            let mut migrator = Migrator::new(Path::new("migrations/sqlite")).await.unwrap();
+            migrator.migrations.to_mut().extend(next);
+            store.migrate(migrator).await.unwrap();
+        }
+    }
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn newer_schema_is_accepted_while_all_its_migrations_permit_this_release(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let (store, own) = (&demo.store, demo.store.check_ready().await.unwrap());
+    assert!(own.found == own.expected && !own.is_newer(), "{own:?}");
+    demo.say(&["a", "b"]).await;
+    let versions = [1, 2, 3].map(|after| own.expected + after);
+    // The second migration needs the release of the first one. A third one that permits more does not change that.
+    let oldest = [own.expected, versions[0], own.expected];
+    let changes = versions.into_iter().zip(oldest).map(|(version, oldest)| {
+        let declaration = format!("INSERT INTO schema_compatibility VALUES ({version}, {oldest})");
+        (version, format!("ADD COLUMN next_{version} text; {declaration}"))
+    });
+    let changes: Vec<(i64, String)> = changes.collect();
+    apply_next(store, &changes[..1]).await;
+    let newer = SchemaVersions { found: versions[0], ..own };
+    assert!(newer.is_newer());
+    assert_eq!(store.check_ready().await.unwrap(), newer);
+    assert_eq!(store.migrate().await.unwrap(), newer, "there is nothing to do");
+    assert_eq!(demo.say(&["c"]).await.last_seq, 3);
+
+    let refused = async |found: i64| {
+        for error in [store.check_ready().await.unwrap_err(), store.migrate().await.unwrap_err()] {
+            let StoreError::SchemaVersion { found: told, expected } = error else { panic!("{error:?}") };
+            assert_eq!((told, expected), (found, own.expected));
+        }
+    };
+    for applied in [2, 3] {
+        apply_next(store, &changes[..applied]).await;
+        refused(versions[applied - 1]).await;
+    }
+
+    // A migration that declares nothing permits no older release.
+    let mut sql = Sql::on(&backend).await;
+    sql.run(&format!("UPDATE schema_compatibility SET oldest_version = {}", own.expected - 1)).await;
+    assert_eq!(store.check_ready().await.unwrap().found, versions[2]);
+    sql.run(&format!("DELETE FROM schema_compatibility WHERE version = {}", versions[1])).await;
+    refused(versions[2]).await;
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_migration_declares_the_oldest_release_that_works_with_it(backend: Backend) {
+    const UNDECLARED: &str = "SELECT count(*) FROM _sqlx_migrations
+        WHERE version > (SELECT min(version) FROM schema_compatibility)
+            AND version NOT IN (SELECT version FROM schema_compatibility)";
+    assert_eq!(Sql::on(&backend).await.number(UNDECLARED).await, 0, "see CONTRIBUTING.md, Add a migration");
+}
+
+/// A connection keeps its prepared statements when a newer release adds columns.
+#[tokio::test]
+async fn statements_stay_valid_when_a_newer_release_adds_columns_on_postgres() {
+    const SIZE: i64 = 256;
+    const ADD_COLUMNS: &str = "DO $$
+        DECLARE name text;
+        BEGIN
+            FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT LIKE '\\_sqlx%' LOOP
+                EXECUTE format('ALTER TABLE %I ADD COLUMN next_text text, ADD COLUMN next_number bigint NOT NULL DEFAULT 7',
+                    name);
+            END LOOP;
+        END $$";
+    let backend = Backend::postgres().await;
+    let mut sql = Sql::on(&backend).await;
+    sql.run(&store_calls::fill(DIALECT, SIZE)).await;
+    let store = connect_once(&backend.url()).await;
+    for (what, results) in CALLS {
+        assert_eq!(store_calls::call(&store, SIZE, what).await, *results, "{what}");
+    }
+    sql.run(ADD_COLUMNS).await;
+    for (what, results) in CALLS {
+        assert_eq!(store_calls::call(&store, SIZE, what).await, *results, "{what} with new columns");
+    }
+}
+
+/// A migration that waits for the lock of a table must not hold up the requests that come after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn migration_that_waits_for_a_transaction_blocks_nobody_on_postgres() {
+    const WAITING: &str =
+        "SELECT count(*) FROM pg_locks WHERE relation = 'sessions'::regclass AND NOT granted";
+    let backend = Backend::postgres().await;
+    let store = backend.store().await;
+    let next = [(900, "ADD COLUMN next_1 text; INSERT INTO schema_compatibility VALUES (900, 1)".to_owned())];
+    let (mut import, mut sql) = (Sql::on(&backend).await, Sql::on(&backend).await);
+    import.run("BEGIN; LOCK TABLE sessions IN ROW EXCLUSIVE MODE").await;
+    let migration = tokio::spawn(async move {
+        apply_next(&store, &next).await;
+        store
+    });
+    let mut waits = 0;
+    while waits < 3 {
+        if sql.number(WAITING).await > 0 {
+            // Fails if it waits for the migration, which waits for the import.
+            sql.run("SET statement_timeout = '10s'; SELECT count(*) FROM sessions").await;
+            waits += 1;
+        }
+    }
+    assert!(!migration.is_finished());
+    import.run("COMMIT").await;
+    let store = migration.await.unwrap();
+    assert_eq!(store.check_ready().await.unwrap().found, 900);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn migration_gives_up_after_waiting_for_a_transaction_on_postgres() {
+    let backend = remove_schema(Backend::postgres().await).await;
+    let store = backend.store().await;
+    let mut version_8 = Migrator::new(Path::new("migrations/postgres")).await.unwrap();
+    version_8.migrations.to_mut().retain(|migration| migration.version <= 8);
+    let Store::Postgres(database) = &*store else { unreachable!("it is on Postgres") };
+    database.migrate(version_8).await.unwrap();
+    let mut import = Sql::on(&backend).await;
+    import.run("BEGIN; LOCK TABLE sessions IN ROW EXCLUSIVE MODE").await;
+    let error = store.migrate().await.unwrap_err();
+    let told = storage::explain(&backend.url(), &error).unwrap();
+    assert!(told.starts_with("other transactions use the tables that a migration changes"), "{told}");
+    let error = store.check_ready().await.unwrap_err();
+    assert!(matches!(error, StoreError::SchemaVersion { found: 8, .. }), "{error:?}");
+    import.run("COMMIT").await;
+    store.migrate().await.unwrap();
+    store.check_ready().await.unwrap();
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -108,7 +255,7 @@ async fn closed_store_is_unavailable(backend: Backend) {
     demo.store.close().await;
     let read = demo.store.session(&demo.tenant, &demo.session).await.map(|_| ());
     let written = demo.store.erase_session(&demo.tenant, &demo.session).await.map(|_| ());
-    for result in [read, written, demo.store.check_ready().await] {
+    for result in [read, written, demo.store.check_ready().await.map(|_| ())] {
         assert!(matches!(result, Err(StoreError::Unavailable(_))), "{result:?}");
     }
     assert_eq!(Conversation::on(&backend).await.history().await.len(), 2);

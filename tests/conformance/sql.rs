@@ -5,15 +5,17 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteCo
 use std::collections::BTreeSet;
 use time::OffsetDateTime;
 
-/// Excludes the internal tables of the full-text index; their content is searched in the bytes of the file.
+/// Excludes the tables of the migrations and the internal tables of the full-text index; the content of these is searched in the
+/// bytes of the file.
 const TABLES_OF_SQLITE: &str = "\
-    SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> '_sqlx_migrations' AND name NOT LIKE 'sqlite%'
-        AND name NOT LIKE 'search_lexemes%'
+    SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT IN ('_sqlx_migrations', 'schema_compatibility')
+        AND name NOT LIKE 'sqlite%' AND name NOT LIKE 'search_lexemes%'
     ORDER BY name";
 
+/// Excludes the tables of the migrations.
 const TABLES_OF_POSTGRES: &str = "\
-    SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' AND tablename <> '_sqlx_migrations'
-    ORDER BY tablename";
+    SELECT tablename::text FROM pg_tables
+    WHERE schemaname = 'public' AND tablename NOT IN ('_sqlx_migrations', 'schema_compatibility') ORDER BY tablename";
 
 /// Tables without data of sessions or users, which erasure does not change.
 pub(crate) const TABLES_OF_TENANTS: [&str; 7] = [

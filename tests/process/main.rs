@@ -22,6 +22,7 @@ mod shutdown;
 mod start;
 mod traces;
 mod transfer;
+mod upgrades;
 
 #[path = "../support"]
 mod support {

@@ -45,7 +45,7 @@ pub(crate) async fn livez() -> Json<Health> {
 
 /// Tells whether requests can be served.
 ///
-/// Requests can be served if the database is available and its schema matches this version.
+/// Requests can be served if the database is available and its schema works with this release.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses(

@@ -3,7 +3,7 @@
 //! The function `append_exchanges` (migration 13) appends a batch in one statement, which is one round trip and one commit.
 //! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
-use super::Connections;
+use super::{Connections, LOCK_NOT_AVAILABLE};
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
@@ -34,8 +34,6 @@ const NO_LOCK_TIMEOUT: &str = "0";
 const MAX_LOCK_WAITS: usize = 3;
 /// Largest number of large exchanges that are appended at the same time. Each holds a connection for long.
 const MAX_LARGE: usize = 3;
-/// The error code `lock_not_available`.
-const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// The parts that appending a single exchange needs.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 
 use super::super::Sqlite;
 use crate::domain::search::analyzer::Analyzer;
-use crate::storage::{Store, StoreOptions};
+use crate::storage::{Store, StoreOptions, migrations};
 use sqlx::{AssertSqlSafe, SqlitePool};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ impl Measured {
         };
         let url = format!("sqlite://{}", folder.path().join("precis.db").display());
         let store = Sqlite::connect(&url, &options).await.unwrap();
-        store.migrate().await.unwrap();
+        store.migrate(migrations::sqlite()).await.unwrap();
         let writer = store.writer.clone();
         let fill = AssertSqlSafe(store_calls::fill(DIALECT, size));
         sqlx::raw_sql(fill).execute(&writer).await.unwrap();
