@@ -19,7 +19,7 @@ mod standard;
 
 pub use blocks::{AnthropicBlock, BlockSize, Equivalent, anthropic_blocks, block_equivalents};
 pub use parts::{Role, ToolCall, function_call_id};
-pub use standard::{CompleteForm, describe_attachment, speaker_name};
+pub use standard::{CompleteForm, describe_attachment, plain_text, speaker_name};
 
 /// A valid message in the OpenAI chat format.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use super::types::{
 };
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use crate::domain::message::{
-    AnthropicBlock, BlockSize, Message, Role, anthropic_blocks, describe_attachment,
+    AnthropicBlock, BlockSize, Message, Role, anthropic_blocks, describe_attachment, plain_text,
 };
 use crate::domain::tail::TailMessage;
 use crate::domain::tokens::{JoinedCount, PER_ATTACHMENT, PER_MESSAGE, count_text};
@@ -99,12 +99,17 @@ pub(super) fn render_message<'t>(
         ids.assign(id, seq);
     }
     let speaker = if metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
-    let (items, tokens) = match render_recorded_blocks(&message, ids) {
-        Some(rendered) => rendered,
-        None => render_chat_message(&message, speaker, ids)?,
-    };
-    rendered.items.extend(items);
-    rendered.tokens += tokens;
+    if let Some(item) = render_plain_message(message.json, speaker) {
+        rendered.items.push(item);
+        rendered.tokens += metadata.tokens;
+    } else {
+        let (items, tokens) = match render_recorded_blocks(&message, ids) {
+            Some(rendered) => rendered,
+            None => render_chat_message(&message, speaker, ids)?,
+        };
+        rendered.items.extend(items);
+        rendered.tokens += tokens;
+    }
     rendered.insert_results(missing, |id| {
         let (tool_use_id, content) = (ids.get(id), vec![ContentBlock::text(NO_RESULT)]);
         let tokens = tokens_of_result(&tool_use_id);
@@ -114,6 +119,18 @@ pub(super) fn render_message<'t>(
         rendered.tokens_if_first = PER_MESSAGE + *OPENING_TOKENS;
     }
     Ok(rendered)
+}
+
+/// Renders a message that consists of a role and a text, without parsing it. Returns `None` for other messages, and for a text with
+/// white space or an escape at its beginning or end, which can be blank, or end with white space that is removed.
+fn render_plain_message(json: &str, speaker: Speaker) -> Option<RenderedItem<'static>> {
+    const LONGEST_ESCAPE: usize = r"\u0020".len();
+    let text = plain_text(json)?;
+    let end = text.as_bytes().iter().rev().take(LONGEST_ESCAPE);
+    let is_trimmed = !text.starts_with(char::is_whitespace) && !text.ends_with(char::is_whitespace);
+    let may_be_blank = text.is_empty() || text.starts_with('\\') || end.copied().any(|byte| byte == b'\\');
+    (is_trimmed && !may_be_blank)
+        .then(|| RenderedItem { speaker, json: format!(r#"{{"type":"text","text":"{text}"}}"#).into() })
 }
 
 /// Renders a message that was recorded in the Anthropic format: its blocks as they were sent, with ids that are unique in
@@ -533,6 +550,7 @@ fn hash_id(id: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn rendered_tokens(json: &str, stored_tokens: i64) -> i64 {
         let message = Message::from_stored(json.to_owned()).expect("a message");
@@ -558,6 +576,37 @@ mod tests {
                 "{json}"
             );
         }
+    }
+
+    #[test]
+    fn plain_message_is_rendered_like_any_other() {
+        for (text, is_plain) in [
+            ("Hello.", true),
+            (r#"a \"b\" \u00e9 \n\n \ud83d\ude00 c and more"#, true),
+            ("", false),
+            (" ", false),
+            (r"\n", false),
+            (r"\u0020\u0020", false),
+            ("a ", false),
+            (r"a\n", false),
+            (r"a\u2028", false),
+            ("\u{a0}a", false),
+        ] {
+            let user = format!(r#"{{"role":"user","content":"{text}"}}"#);
+            let assistant = format!(r#"{{"content":"{text}","role":"assistant"}}"#);
+            for (json, speaker) in [(user, Speaker::User), (assistant, Speaker::Assistant)] {
+                let message = Message::from_stored(json.clone()).expect("a message");
+                let (blocks, tokens) = render_blocks(&message, "", 1000, &CallIds::default());
+                let plain = render_plain_message(&json, speaker);
+                assert_eq!(plain.is_some(), is_plain, "{json}");
+                let Some(plain) = plain else { continue };
+                let plain: Value = serde_json::from_str(&plain.json).expect("a block");
+                assert_eq!((json!([plain]), 1000), (json!(blocks), tokens), "{json}");
+            }
+        }
+        assert!(
+            render_plain_message(r#"{"role":"user","name":"Ada","content":"Hi"}"#, Speaker::User).is_none()
+        );
     }
 
     #[test]

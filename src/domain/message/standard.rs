@@ -44,7 +44,7 @@ pub struct CompleteForm<'a> {
 /// Returns the standard form of a message, or `None` if the message has that form. `makes_calls` tells if calls were
 /// recognised when the message was stored: earlier versions ignored `function_call`.
 pub(super) fn convert(json: &str, makes_calls: bool, attachments: Attachments) -> Option<Converted> {
-    if is_plain(json) {
+    if plain_text(json).is_some() {
         return None;
     }
     let mut converter = Converter { attachments, lacks_attachments: false };
@@ -52,12 +52,15 @@ pub(super) fn convert(json: &str, makes_calls: bool, attachments: Attachments) -
     (standard != json).then_some(Converted { json: standard, lacks_attachments: converter.lacks_attachments })
 }
 
-/// Returns `true` if the message consists of a role and a text, in this order, like most messages.
-fn is_plain(json: &str) -> bool {
-    let start = [r#"{"role":"user","content":""#, r#"{"role":"assistant","content":""#];
-    let Some(rest) = start.into_iter().find_map(|start| json.strip_prefix(start)) else { return false };
+/// Returns the text in JSON, without quotes, if the message consists of a role and a text, like most messages.
+pub fn plain_text(json: &str) -> Option<&str> {
+    const ROLE_FIRST: [(&str, &str); 2] =
+        [(r#"{"role":"user","content":""#, "\"}"), (r#"{"role":"assistant","content":""#, "\"}")];
+    const TEXT_FIRST: [(&str, &str); 2] =
+        [(r#"{"content":""#, r#"","role":"user"}"#), (r#"{"content":""#, r#"","role":"assistant"}"#)];
+    let inside = |(start, end): &(&str, &str)| json.strip_prefix(start)?.strip_suffix(end);
     // The text ends at the first quote without an escape, so this quote must be the last one.
-    rest.strip_suffix("\"}").is_some_and(|text| {
+    ROLE_FIRST.iter().chain(&TEXT_FIRST).find_map(inside).filter(|text| {
         text.match_indices('"').all(|(at, _)| {
             let before = text.as_bytes().get(..at).unwrap_or_default();
             before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
@@ -414,7 +417,7 @@ fn function(id: &str, function: &Members<'_>) -> String {
 /// Returns a message with all fields except nulls and `extra`. Calls of the older form `function_call`, and their results,
 /// have the standard form, because inserted halves of calls have it, too.
 pub(super) fn complete(json: &str, makes_calls: bool) -> CompleteForm<'_> {
-    if is_plain(json) {
+    if plain_text(json).is_some() {
         return CompleteForm { json: json.into(), additional: String::new(), has_standard_content: true };
     }
     let message = Members::parse(json);
