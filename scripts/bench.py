@@ -80,6 +80,7 @@ class Run:
             self.measure_overload()
             self.measure_history()
             self.measure_memory()
+            self.measure_search()
         finally:
             self.axum.stop()
             for service in self.services:
@@ -167,6 +168,21 @@ class Run:
             memory = bench_load.measure_memory(service, workload, self.options.requests, self.options.seconds)
             self.results["services"][service.name]["memory"] = memory
             self.progress(f"{service.name}: sent {memory['requests']:,} requests; {memory['after_mib']:.0f} MiB")
+
+    def measure_search(self):
+        """Compares the CPU time of exchanges with the search index and without it."""
+        exchange = bench_workloads.append("exchange", bench_workloads.SESSIONS)
+        exchange.write_files()
+        settings = Path("search.toml")
+        settings.write_text("[search]\nenabled = false\n", encoding="utf-8")
+        for number, order in self.rounds():
+            for service in order:
+                for is_indexed in (True, False) if number % 2 == 0 else (False, True):
+                    service.restart(*([] if is_indexed else ["--config", settings]))
+                    if is_indexed:
+                        service.wait_for_index()
+                    run = bench_load.run_precis(service, self.postgres, exchange, 16, self.options.seconds, is_indexed)
+                    self.record(number, {**run, "workload": f"{exchange.name}-{'' if is_indexed else 'not-'}indexed"})
 
 
 def parse_options():

@@ -120,6 +120,12 @@ def long_sessions(figures):
             yield at_most(f"{subject}: rejected requests", outcome["system"], 0, rejected, "", 0)
 
 
+def search_index(figures):
+    for store in STORES:
+        ratio = statistics.median(figures.indexed_to_not_indexed(store))
+        yield at_most("CPU time of an exchange, 16 connections, relative to one without search", store, 1.15, ratio)
+
+
 def memory_and_start(figures):
     for store in STORES:
         service = figures.results["services"][store]
@@ -132,7 +138,8 @@ def memory_and_start(figures):
 
 GROUPS = (
     ("Throughput", throughput), ("SQLite", sqlite), ("One client", latency_of_one_client), ("Admission", overload),
-    ("Long sessions and tails of latency", long_sessions), ("Memory and start", memory_and_start),
+    ("Long sessions and tails of latency", long_sessions), ("Search", search_index),
+    ("Memory and start", memory_and_start),
 )  # fmt: skip
 
 

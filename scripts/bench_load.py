@@ -40,13 +40,13 @@ def run_reference(server, workload, connections, seconds):
     }  # fmt: skip
 
 
-def run_precis(service, postgres, workload, connections, seconds):
-    """Returns the figures of a closed loop, with the CPU time until the search index has caught up."""
+def run_precis(service, postgres, workload, connections, seconds, is_indexed=True):
+    """Returns the figures of a closed loop, with the CPU time until the search index has caught up, if there is one."""
     statuses = service.statuses()
     cpu, database_cpu = service.cpu_seconds(), postgres.server_cpu_seconds()
     report = wrk(service.address, workload, connections, seconds)
     ended_at = time.monotonic()
-    if workload.sessions:
+    if workload.sessions and is_indexed:
         service.wait_for_index()
     index_seconds = time.monotonic() - ended_at
     cpu, database_cpu = service.cpu_seconds() - cpu, postgres.server_cpu_seconds() - database_cpu

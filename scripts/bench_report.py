@@ -73,6 +73,15 @@ class Figures:
         short, long = (self.values(system, f"{kind}-{length}", 1, "p50_ms") for length in ("short", "long"))
         return [b / a for a, b in zip(short, long, strict=True)]
 
+    def indexed_to_not_indexed(self, system):
+        """Returns the CPU time of an exchange with the search index relative to one without it in each round."""
+
+        def cpu(workload):
+            runs = sorted(self.runs[system, workload, 16], key=lambda run: run["round"])
+            return [run["cpu_precis_us"] + run.get("cpu_database_us", 0) for run in runs]
+
+        return [b / a for a, b in zip(cpu("exchange-not-indexed"), cpu("exchange-indexed"), strict=True)]
+
 
 def spread(values, digits=0):
     """Formats the median and, of several values, the range."""
