@@ -1,4 +1,4 @@
-"""What Schemathesis can't know of itself: how to write JSON lines, which sessions there are, and what no schema says."""
+"""Facts for Schemathesis that no schema expresses: the encoding of JSON lines, the existing sessions, and further rules."""
 
 import atexit
 import collections
@@ -39,8 +39,10 @@ def lines(context, value):
 
 @schemathesis.hook
 def map_case(context, case):
-    """What fits the document and is refused all the same, as it must be, because of what a schema can't say: it is made
-    into what is taken. What is meant to be refused stays as it is."""
+    """Changes a request that fits the document into one that is accepted, if a rule that no schema expresses rejects it.
+
+    Requests that are invalid on purpose stay as they are.
+    """
     ids = itertools.count()
 
     def is_sound(location):
@@ -50,16 +52,16 @@ def map_case(context, case):
     if is_sound(ParameterLocation.PATH):
         near(case)
     if is_sound(ParameterLocation.QUERY) and "cursor" in (case.query or {}):
-        # Only what an earlier page gave is one: the links bring those.
+        # A cursor comes from an earlier page; links set it.
         del case.query["cursor"]
     if is_sound(ParameterLocation.QUERY) and isinstance((case.query or {}).get("q"), str):
-        # A query has a letter or a digit at least, in a word that is not excluded.
+        # A query needs a letter or a digit in a word that is not excluded.
         case.query["q"] += " word"
     if is_sound(ParameterLocation.HEADER) and "Idempotency-Key" in (case.headers or {}):
-        # The same key with another body is refused.
+        # The same key with another body is rejected.
         case.headers["Idempotency-Key"] = f"{case.headers['Idempotency-Key'][:200]}-{next(keys)}"
     if is_sound(ParameterLocation.HEADER) and "If-Match" in (case.headers or {}):
-        # The values at the edges come without the quotes that the pattern asks for.
+        # Values at the limits lack the quotes that the pattern requires.
         tag = case.headers["If-Match"].strip('"')
         case.headers["If-Match"] = "*" if tag == "*" else f'"{tag}"'
     if is_sound(ParameterLocation.BODY) and isinstance(case.body, dict):
@@ -74,20 +76,20 @@ def map_case(context, case):
                     part[name] = "Nothing."
         for message in case.body.get("messages") or []:
             for call in message.get("tool_calls") or []:
-                # Two calls of a message with one id are refused.
+                # Two calls of a message with one id are rejected.
                 call["id"] = f"{call['id']}-{next(ids)}"
         if case.operation.definition.raw["operationId"] == "edit_summary" and "based_on" in case.body:
             # An edit names the current revision.
             case.body = case.body | {"based_on": current_revision(case.path_parameters["session_id"])}
-        # Two skills of one name are refused, and one that is always shown needs something to show. Cases share their
-        # bodies, so what is changed is a copy.
+        # Two skills with one name are rejected, and so is an empty skill that is always shown. Cases share their bodies, so
+        # the changed body is a copy.
         if skills := case.body.get("skills"):
             sound = [
                 skill | {"name": f"{skill['name']}-{next(ids)}", "body": f"{skill.get('body')}."} for skill in skills
             ]
             case.body = case.body | {"skills": sound}
         if case.operation.definition.raw["operationId"] == "call_tool" and not is_call(case.body):
-            # Arguments alone are any object without the fields of a call.
+            # Arguments without a call are an object that lacks the fields of a call.
             case.body = {name: value for name, value in case.body.items() if name not in ("type", "function")}
         if "name" in (case.path_parameters or {}) and is_sound(ParameterLocation.PATH):
             # The call names the tool that the path names.
@@ -123,7 +125,7 @@ def contents(body):
 
 
 def is_call(body):
-    """Whether an object is a tool call of one of the formats, with all that it needs."""
+    """Returns True for a complete tool call of one of the formats."""
     function = body.get("function")
     if isinstance(function, dict) and body.get("type") in (None, "function"):
         names = [body.get("id"), function.get("name")]
@@ -135,10 +137,11 @@ def is_call(body):
 
 
 def near(case):
-    """Nearly all ids and revisions that are made up are of nobody: most of them become one of a few, so that what one
-    request writes the next one finds. Of what the script has written before, only e and f are erased, and only the
-    messages of g are redacted: other requests need the summaries of their sessions. Of imports, most make a session of
-    their own: into one that is there, they are refused."""
+    """Replaces most generated ids and revisions by existing ones, so that requests find the data of earlier requests.
+
+    Only the sessions e and f are erased, and only messages of g are redacted, because other requests need the summaries of
+    the others. Most imports create a session, because an import into an existing one is rejected.
+    """
     path = case.path_parameters or {}
     if case.operation.definition.raw["operationId"] == "redact_message":
         if isinstance(seq := path.get("seq"), int) and seq % 3 and isinstance(path.get("session_id"), str):
@@ -168,7 +171,7 @@ answers = collections.defaultdict(collections.Counter)
 
 @atexit.register
 def report():
-    """How often each operation gave which answer: for people, and for the script, which wants a success of each."""
+    """Writes the number of responses of each status and operation; the script requires a success of each operation."""
     with open(os.environ["SCHEMATHESIS_ANSWERS"], "w") as file:
         for operation, statuses in sorted(answers.items()):
             counts = " ".join(f"{status}:{count}" for status, count in sorted(statuses.items()))

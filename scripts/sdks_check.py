@@ -1,8 +1,7 @@
-"""Whether the official clients take the bodies of requests that come in as JSON lines: {"format", "body", "name"?}.
+"""Checks that the official clients accept bodies of requests, which are JSON lines: {"format", "body", "name"?}.
 
-Each body is validated against the type that the client declares for it, strictly and without unknown fields, and then
-sent by the client itself to a server on the loopback, where it has to arrive as it was. The last line of the output says
-how many there were.
+Each body is validated against the type that the client declares for it, strictly and without unknown fields. Then the client
+sends it to a server on the loopback, which must receive it unchanged. The last line of the output is the number of bodies.
 """
 
 import json

@@ -86,7 +86,7 @@ async fn imported_summaries_leave_other_tenants_their_share(backend: Backend) {
     }
     attacker.get("/sessions/rejected").await.problem(404, "session-not-found");
 
-    // What is accepted leaves others their share.
+    // An accepted import leaves other clients their share.
     for client in 0..CLIENTS {
         let largest = export(|_, revision| {
             let text_before = long(MAX_SUMMARY);

@@ -31,7 +31,7 @@ answer: ChatCompletionAssistantMessageParam = {"role": "assistant", "content": "
 
 exchange: list[Mapping[str, object]] = [question, call, result, answer]
 
-# What a context contains, in the types of the official clients, which check it.
+# The parts of a context, in the types of the official clients, which validate them.
 openai_messages = TypeAdapter(list[ChatCompletionMessageParam])
 openai_tools = TypeAdapter(list[ChatCompletionFunctionToolParam])
 anthropic_messages = TypeAdapter(list[MessageParam])
