@@ -1,91 +1,8 @@
-//! Checks the documentation: the README's quick start prints the output shown there, links resolve, and the tests, files and
-//! names that it mentions exist.
+//! Checks the documentation: links resolve, and the tests, files and names that it mentions exist. Its commands are run by
+//! `tests/process/documented_commands.rs`.
 #![cfg(test)]
 
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-
-/// A running service in its own folder. Dropping it kills the process.
-struct Service {
-    process: Child,
-    address: String,
-}
-
-impl Service {
-    fn start(folder: &Path) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_precis"))
-            .args(["--bind", "127.0.0.1:0"])
-            .current_dir(folder)
-            .env_clear()
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the service starts");
-        let mut log = BufReader::new(process.stderr.take().expect("its log")).lines();
-        let listening = |line: &String| line.contains("listening on http://");
-        let line = log.by_ref().map_while(Result::ok).find(listening).expect("it listens");
-        let (_, address) = line.split_once("listening on http://").expect("an address");
-        let address = address.split('"').next().expect("an address").to_owned();
-        // Drain the log: a full pipe would block the service.
-        std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
-        Self { process, address }
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// Returns language and text of each fenced block in a section.
-fn fenced_blocks<'a>(readme: &'a str, heading: &str) -> Vec<(&'a str, &'a str)> {
-    let (_, section) = readme.split_once(&format!("\n{heading}\n")).expect("the section");
-    let section = section.split("\n\n## ").next().expect("its text");
-    let fences: Vec<&str> = section.split("```").skip(1).step_by(2).collect();
-    fences.into_iter().map(|block| block.split_once('\n').expect("a language and a text")).collect()
-}
-
-#[test]
-fn quick_start_commands_print_the_output_shown() {
-    let readme = include_str!("../README.md");
-    let (mut commands, mut expected) = (String::new(), String::new());
-    for (language, text) in fenced_blocks(readme, "## Quick start") {
-        match language {
-            "sh" if text.contains("cargo run") => {}
-            "sh" => commands.push_str(text),
-            "" => expected.push_str(text),
-            _ => {}
-        }
-    }
-    assert!(
-        commands.contains("localhost:8080") && expected.contains("summary_through"),
-        "{commands}\n{expected}"
-    );
-    let folder = tempfile::tempdir().expect("a folder");
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    symlink(examples, folder.path().join("examples")).expect("a link");
-    let service = Service::start(folder.path());
-    let commands = commands.replace("localhost:8080", &service.address);
-    // Twice: pasting the commands again must give the same output.
-    for _ in 0..2 {
-        let output = Command::new("bash")
-            .args(["-eu", "-c", &commands])
-            .current_dir(folder.path())
-            .output()
-            .expect("bash and curl");
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && stderr.is_empty(), "{stderr}");
-        assert_eq!(trim_line_ends(&String::from_utf8_lossy(&output.stdout)), trim_line_ends(&expected));
-    }
-}
-
-/// Removes trailing spaces of lines: `fold` leaves them, editors remove them.
-fn trim_line_ends(text: &str) -> String {
-    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
-}
 
 #[test]
 fn guarantees_name_existing_tests() {
@@ -116,6 +33,54 @@ fn relative_links_and_anchors_resolve() {
             }
         }
     }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Each page is a chapter of the site, and each chapter is a page: mdBook builds no page that its summary lacks.
+#[test]
+fn every_page_is_a_chapter_of_the_site() {
+    let summary = include_str!("../docs/SUMMARY.md");
+    let pages = documents().into_iter().filter_map(|path| Some(path.strip_prefix("docs").ok()?.to_owned()));
+    let missing: Vec<PathBuf> = pages
+        .filter(|page| {
+            page != Path::new("SUMMARY.md") && !summary.contains(&format!("]({})", page.display()))
+        })
+        .collect();
+    assert!(missing.is_empty(), "docs/SUMMARY.md lacks {missing:?}");
+}
+
+/// Run by `scripts/site`.
+#[test]
+#[ignore = "needs the site that scripts/site builds"]
+fn links_of_the_site_resolve() {
+    let site = PathBuf::from(std::env::var_os("PRECIS_SITE").expect("PRECIS_SITE is the folder of the site"));
+    let pages: Vec<PathBuf> = ["docs", "docs/decisions"]
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(site.join(folder)).expect("a folder"))
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "html"))
+        .collect();
+    let (mut links, mut broken) = (0, Vec::new());
+    // A server shows the page for missing addresses at any of them, so its links begin with a slash.
+    for page in pages.iter().filter(|page| !page.ends_with("404.html")) {
+        let html = std::fs::read_to_string(page).expect("UTF-8");
+        for attribute in [" href=\"", " src=\""] {
+            for link in html.split(attribute).skip(1).filter_map(|rest| rest.split('"').next()) {
+                let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+                let target =
+                    if file.is_empty() { page.clone() } else { page.parent().expect("a folder").join(file) };
+                let has_anchor = || {
+                    std::fs::read_to_string(&target)
+                        .is_ok_and(|html| html.contains(&format!(" id=\"{anchor}\"")))
+                };
+                links += 1;
+                if !link.contains("://") && !(target.is_file() && (anchor.is_empty() || has_anchor())) {
+                    broken.push(format!("{}: {link}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(pages.len() > 40 && links > 1000, "{} pages, {links} links", pages.len());
     assert!(broken.is_empty(), "{broken:#?}");
 }
 

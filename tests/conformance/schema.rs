@@ -170,7 +170,7 @@ async fn each_migration_declares_the_oldest_release_that_works_with_it(backend: 
     const UNDECLARED: &str = "SELECT count(*) FROM _sqlx_migrations
         WHERE version > (SELECT min(version) FROM schema_compatibility)
             AND version NOT IN (SELECT version FROM schema_compatibility)";
-    assert_eq!(Sql::on(&backend).await.number(UNDECLARED).await, 0, "see CONTRIBUTING.md, Add a migration");
+    assert_eq!(Sql::on(&backend).await.number(UNDECLARED).await, 0, "see docs/extending.md, Add a migration");
 }
 
 /// A connection keeps its prepared statements when a newer release adds columns.

@@ -7,6 +7,7 @@
 mod backup;
 mod check;
 mod doctor;
+mod documented_commands;
 mod first_run;
 mod image;
 mod keys;
