@@ -13,6 +13,7 @@ mod backup;
 mod batch;
 mod consolidations;
 mod diagnosis;
+mod erasures;
 mod error;
 mod forks;
 mod heads;

@@ -101,6 +101,8 @@ impl MemoryService {
             let max_messages = this.config.max_fork_messages;
             let outcome =
                 this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)).await;
+            // The index worker leaves the session out meanwhile.
+            this.index_wakeup.notify_one();
             match outcome? {
                 RewindOutcome::Rewound(session) => {
                     this.context_cache.forget_session(&tenant, &id);

@@ -1,6 +1,6 @@
 //! Memory documents, and the erasure of users.
 
-use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY};
+use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY, complete_write};
 use crate::capacity;
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
@@ -44,10 +44,14 @@ impl MemoryService {
         Ok(self.store.memory_revisions(tenant, user, before, limit, MAX_PAGE_BYTES).await?)
     }
 
-    /// Erases a user: the memory document and all sessions.
+    /// Erases a user: the memory document and all sessions, even if the client disconnects.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<(), Error> {
-        let erased = self.store.erase_user(tenant, user).await?;
-        self.context_cache.forget_user(tenant, user);
-        if erased { Ok(()) } else { Err(Error::UserNotFound) }
+        let (this, tenant, user) = (self.clone(), tenant.clone(), user.clone());
+        let erase = async move {
+            let erased = this.store.erase_user(&tenant, &user).await?;
+            this.context_cache.forget_user(&tenant, &user);
+            if erased { Ok(()) } else { Err(Error::UserNotFound) }
+        };
+        complete_write(erase).await
     }
 }

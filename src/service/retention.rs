@@ -129,7 +129,7 @@ enum RunError {
 }
 
 impl RetentionWorker {
-    /// Runs until `stop` is cancelled. An erasure that is running then is rolled back.
+    /// Runs until `stop` is cancelled. An erasure that is running then is rolled back, or continued by the next start on SQLite.
     pub async fn run(mut self, stop: CancellationToken) {
         let interval = self.service.config.retention.interval;
         let mut delay = interval.min(MAX_FIRST_DELAY);
@@ -191,6 +191,8 @@ impl RetentionWorker {
         let service = self.service.clone();
         let mut stored_bytes: i64 = 0;
         let default = service.config.retention.default;
+        // An erasure that has failed, for example on a full disk.
+        service.store.remove_stale_imports().await?;
         for tenant in service.store.tenants().await? {
             let now = self.trusted_time().await?;
             let periods = service.store.retention_periods(&tenant, None).await?;

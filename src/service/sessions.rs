@@ -1,6 +1,6 @@
 //! Sessions, their history and their revisions.
 
-use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY};
+use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY, complete_write};
 use crate::blocking;
 use crate::capacity;
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -72,12 +72,16 @@ impl MemoryService {
         self.store.set_metadata(tenant, session, metadata).await?.ok_or(Error::SessionNotFound)
     }
 
-    /// Erases a session with all its data, and the branches that rewinds removed from it.
+    /// Erases a session with all its data, and the branches that rewinds removed from it, even if the client disconnects.
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), Error> {
-        let erased = self.store.erase_session(tenant, session).await?;
-        self.context_cache.forget_session(tenant, session);
-        self.context_cache.forget_branches(tenant, session);
-        if erased { Ok(()) } else { Err(Error::SessionNotFound) }
+        let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
+        let erase = async move {
+            let erased = this.store.erase_session(&tenant, &session).await?;
+            this.context_cache.forget_session(&tenant, &session);
+            this.context_cache.forget_branches(&tenant, &session);
+            if erased { Ok(()) } else { Err(Error::SessionNotFound) }
+        };
+        complete_write(erase).await
     }
 
     /// Returns a page of the history.

@@ -95,6 +95,7 @@ impl Store {
         through_seq: i64,
     ) -> Result<ForkOutcome, StoreError> {
         let fork = async {
+            self.remove_stale_import(tenant, target).await?;
             self.set_lineage(tenant, source).await?;
             let mut transaction = self.begin(tenant).await?;
             let Some(locked) = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await? else {
@@ -130,6 +131,7 @@ impl Store {
     ) -> Result<ForkAppendOutcome, StoreError> {
         let (tenant, target) = (&request.tenant, &request.session);
         let fork = async {
+            self.remove_stale_import(tenant, target).await?;
             self.set_lineage(tenant, source).await?;
             let mut transaction = self.begin(tenant).await?;
             let locked = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
@@ -179,8 +181,13 @@ impl Store {
             postgres: "SELECT last_seq, revision, incarnation, lineage FROM sessions
                 WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
             sqlite: "SELECT last_seq, revision, incarnation, lineage FROM sessions
-                WHERE tenant_id = $1 AND session_id = $2",
+                WHERE tenant_id = $1 AND session_id = $2 AND import_token IS NULL",
         };
+        let _unindexing = match self {
+            Self::Postgres(_) => None,
+            Self::Sqlite(database) => Some(database.unindexing.add(tenant, session)),
+        };
+        self.remove_entries_after(tenant, session, after_seq, max_messages).await?;
         let rewind = async {
             let mut transaction = self.begin(tenant).await?;
             let locked = lock(&mut transaction, LOCK_REWIND_TARGET, tenant, session).await?;

@@ -9,6 +9,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::redaction::RedactionMark;
 use crate::domain::revision::Revision;
 use serde_json::{Value, json};
+use std::slice;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -144,22 +145,28 @@ impl Store {
         }
     }
 
-    /// Removes the reservation of a session if the process that imported it has died. Returns `true` if it was removed.
+    /// Removes the reservation of a session if the process that imported or erased it has died. Waits for an erasure that runs.
+    /// Returns `false` if an import runs, or was running a moment ago.
     pub async fn remove_stale_import(
         &self,
         tenant: &TenantId,
         session: &SessionId,
     ) -> Result<bool, StoreError> {
-        const SELECT_STALE_IMPORT: &str = "SELECT import_token FROM sessions
-            WHERE tenant_id = $1 AND session_id = $2 AND import_until < $3";
+        const SELECT_RESERVATION: &str = "\
+            SELECT import_token, import_until < $3 AS is_stale FROM sessions
+            WHERE tenant_id = $1 AND session_id = $2 AND import_until IS NOT NULL";
         let Self::Sqlite(_) = self else { return Ok(false) };
-        let statement = self.statement(tenant, SELECT_STALE_IMPORT).bind(session.as_str());
-        let Some(row) = statement.bind_now().read().await? else { return Ok(false) };
+        let statement = self.statement(tenant, SELECT_RESERVATION).bind(session.as_str());
+        let Some(row) = statement.bind_now().read().await? else { return Ok(true) };
         let token = row.field("import_token")?;
-        self.remove_reservation(&Reservation { tenant, session, token }).await
+        let is_stale = row.field::<i64>("is_stale")? == 1;
+        if is_stale {
+            self.remove_reservation(&Reservation { tenant, session, token }).await?;
+        }
+        Ok(is_stale)
     }
 
-    /// Removes the reservations that processes have left that died during an import. Returns the number of reservations that
+    /// Removes what processes have left that died during an import or an erasure. Returns the number of reservations that
     /// remain, because their imports run or were running a moment ago.
     pub async fn remove_stale_imports(&self) -> Result<usize, StoreError> {
         const SELECT_IMPORTS: &str =
@@ -173,22 +180,16 @@ impl Store {
         Ok(remaining)
     }
 
-    /// Removes a reservation with the rows written so far, and restores the binding of the session to its user. Returns
-    /// `false` if there is no such reservation.
-    async fn remove_reservation(&self, reservation: &Reservation<'_>) -> Result<bool, StoreError> {
-        const DELETE_RESERVATION: &str = "DELETE FROM sessions
-            WHERE tenant_id = $1 AND session_id = $2 AND import_token = $3 RETURNING user_id, import_bound";
+    /// Removes a reservation with the rows written so far, and restores the binding of the session to its user. It gets another
+    /// token, so that an import that still runs can't continue.
+    async fn remove_reservation(&self, reservation: &Reservation<'_>) -> Result<(), StoreError> {
+        const ABANDON_RESERVATION: &str = "\
+            UPDATE sessions SET import_token = randomblob(16), import_until = 0
+            WHERE tenant_id = $1 AND session_id = $2 AND import_token = $3";
         let Reservation { tenant, session, token } = *reservation;
-        let mut transaction = self.begin(tenant).await?;
-        let statement = transaction.statement(DELETE_RESERVATION).bind(tenant.as_str());
-        let Some(row) = statement.bind(session.as_str()).bind(token).read().await? else { return Ok(false) };
-        let user = user_from_column(row.field("user_id")?)?;
-        let is_bound = row.field::<Option<i64>>("import_bound")? == Some(1);
-        transaction.commit().await?;
-        if let (Some(user), true) = (user, is_bound) {
-            self.bind(tenant, session, &user).await?;
-        }
-        Ok(true)
+        let statement = self.statement(tenant, ABANDON_RESERVATION).bind(session.as_str());
+        statement.bind(token).execute().await?;
+        self.remove_abandoned(tenant, slice::from_ref(session)).await
     }
 }
 

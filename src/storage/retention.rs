@@ -4,9 +4,10 @@
 //! the most specific period that applies to it has ended. The statement that erases a session checks this again, so a
 //! session that got an exchange or another period meanwhile stays.
 
+use super::erasures::{commit_hidden, hide_with_branches};
 use super::rows;
 use super::statement::{AnyRow, DbRow as _, Sql};
-use super::store::{decode, delete_with_branches, micros};
+use super::store::{decode, micros};
 use super::values::DbTime;
 use super::{Store, StoreError};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -338,26 +339,35 @@ impl Store {
         default: DefaultRetention,
         now: OffsetDateTime,
     ) -> Result<bool, StoreError> {
-        const DELETE_EXPIRED_SESSION: Sql = Sql {
-            // A trigger deletes the branches.
-            postgres: concat!(
-                "DELETE FROM sessions AS s WHERE s.tenant_id = $1 AND s.session_id = $2 AND (",
-                is_expired_on_postgres!(),
-                ")"
-            ),
-            sqlite: delete_with_branches!(concat!(
-                "SELECT s.session_id FROM sessions AS s WHERE s.tenant_id = $1 AND s.session_id = $2 AND (",
-                is_expired_on_sqlite!(),
-                ")"
-            )),
-        };
-        let delete = || {
+        /// A trigger deletes the branches.
+        const DELETE_EXPIRED_SESSION: &str = concat!(
+            "DELETE FROM sessions AS s WHERE s.tenant_id = $1 AND s.session_id = $2 AND (",
+            is_expired_on_postgres!(),
+            ")"
+        );
+        const HIDE_EXPIRED_SESSION: &str = hide_with_branches!(concat!(
+            "SELECT s.session_id FROM sessions AS s WHERE s.tenant_id = $1 AND s.session_id = $2 AND (",
+            is_expired_on_sqlite!(),
+            ")"
+        ));
+        let period = default.after_last_exchange.map(RetentionPeriod::seconds);
+        if let Self::Postgres(_) = self {
             let statement = self.statement(tenant, DELETE_EXPIRED_SESSION).bind(session.as_str());
-            let period = default.after_last_exchange.map(RetentionPeriod::seconds);
             let statement = statement.bind(DbTime(now)).bind(period).bind(default.branch_seconds());
-            async { Ok(statement.execute().await? > 0) }
+            return Ok(statement.execute().await? > 0);
+        }
+        let hide = async || {
+            let mut transaction = self.begin(tenant).await?;
+            let statement = transaction.statement(HIDE_EXPIRED_SESSION).bind(tenant.as_str());
+            let statement = statement.bind(session.as_str()).bind(DbTime(now)).bind(period);
+            let hidden = statement.bind(default.branch_seconds()).read_all().await?;
+            commit_hidden(transaction, tenant, &hidden).await
         };
-        self.erase(delete).await
+        let hidden = self.using_reserve(hide).await?;
+        if !hidden.is_empty() {
+            self.remove_erased(tenant, &hidden).await?;
+        }
+        Ok(!hidden.is_empty())
     }
 
     /// Takes the lease of a background worker for `ttl`, unless another holder has it or has finished less than `pause` ago. A

@@ -118,7 +118,8 @@ impl FtsSyntax {
 }
 
 /// A function on Postgres, because it reads more and more of the index until it has found enough. On SQLite, one JSON text for each
-/// query, because transferring a row takes longer than finding it, from the ids that messages of the time range can have.
+/// query, because transferring a row takes longer than finding it, from the ids that messages of the time range can have. Sessions that are
+/// being erased are left out.
 const LOOKUP_TERMS: Sql = Sql {
     postgres: "\
         SELECT ids, sessions, seqs, times
@@ -135,6 +136,7 @@ const LOOKUP_TERMS: Sql = Sql {
                 WHERE search_lexemes MATCH q.value AND l.rowid >= (SELECT first FROM range)
                     AND l.rowid < (SELECT after FROM range) AND s.tenant_id = $1 AND ($3 IS NULL OR s.session_id = $3)
                     AND ($4 IS NULL OR s.created_at >= $4) AND ($5 IS NULL OR s.created_at < $5)
+                    AND s.session_id NOT IN (SELECT session_id FROM sessions WHERE tenant_id = $1 AND import_until = 0)
                 ORDER BY l.rowid DESC LIMIT $6
             )
         ) AS matches FROM json_each($2) AS q ORDER BY q.key",

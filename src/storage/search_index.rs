@@ -313,16 +313,41 @@ impl Store {
         tenant: Option<&TenantId>,
         session: Option<&SessionId>,
     ) -> Result<Option<usize>, StoreError> {
-        let (_, sessions) = self.unindexed_sessions(tenant, session, None, MAX_BATCH_MESSAGES).await?;
+        let (_, mut sessions) = self.unindexed_sessions(tenant, session, None, MAX_BATCH_MESSAGES).await?;
+        if let Self::Sqlite(database) = self {
+            sessions.retain(|missing| !database.unindexing.contains(&missing.tenant, &missing.session));
+        }
         let messages =
             self.read_missing(tenant, &sessions, false, MAX_BATCH_MESSAGES, MAX_BATCH_BYTES).await?;
         let parts = blocking::spawn_cpu(move || analyze(analyzer, sessions, messages)).await;
         let Some(first) = parts.first() else { return Ok(None) };
+        self.remove_earlier_entries(&parts).await?;
         let inserted = self.insert_entries(analyzer, &first.session.tenant, &parts).await?;
         if inserted.is_none() {
             tokio::time::sleep(RETRY_DELAY).await;
         }
         Ok(Some(inserted.unwrap_or(0)))
+    }
+
+    /// Removes many earlier entries of these messages on SQLite, by another analyzer or without the user, in transactions of
+    /// their own.
+    async fn remove_earlier_entries(&self, parts: &[Part]) -> Result<(), StoreError> {
+        const SELECT_INDEXED: &str = "\
+            SELECT key AS place FROM json_each($1) AS w WHERE EXISTS (
+                SELECT 1 FROM search AS e WHERE e.tenant_id = w.value ->> 0 AND e.session_id = w.value ->> 1
+                    AND e.seq > w.value ->> 2 AND e.seq <= w.value ->> 3
+            )";
+        let Self::Sqlite(_) = self else { return Ok(()) };
+        let range = |Part { session: of, through_seq, .. }: &Part| {
+            json!([of.tenant.as_str(), of.session.as_str(), of.indexed_seq, through_seq])
+        };
+        let ranges = parts.iter().map(range).collect::<Value>().to_string();
+        for row in self.global_statement(SELECT_INDEXED).bind(ranges).read_all().await? {
+            let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
+            let Some(Part { session: of, through_seq, .. }) = parts.get(place) else { continue };
+            self.remove_missing_entries(&of.tenant, &of.session, of.indexed_seq, *through_seq).await?;
+        }
+        Ok(())
     }
 
     /// Inserts the entries of the parts whose sessions are unchanged. Returns their number, or `None` if all have changed.

@@ -26,11 +26,14 @@ use std::str::FromStr as _;
 use std::thread;
 use std::time::Duration;
 use time::OffsetDateTime;
+use tokio::sync::Mutex;
+use unindexing::UnindexedSessions;
 
 mod disk_reserve;
 mod exchanges;
 mod heads;
 mod transactions;
+mod unindexing;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
 
@@ -76,6 +79,10 @@ pub struct Sqlite {
     searches: SqlitePool,
     search: Option<Analyzer>,
     disk_reserve: DiskReserve,
+    /// Transactions that remove many rows run one at a time, so that other writers wait for one of them.
+    pub(super) removal_turns: Mutex<()>,
+    /// Sessions whose entries are being removed from the index, so that the worker does not add them again.
+    pub(super) unindexing: UnindexedSessions,
     pub(super) appends: AppendBatcher,
     pub(super) heads: HeadBatcher,
 }
@@ -135,6 +142,8 @@ impl Sqlite {
             searches,
             search: options.search,
             disk_reserve: DiskReserve::of(&file),
+            removal_turns: Mutex::new(()),
+            unindexing: UnindexedSessions::default(),
             appends,
             heads,
         })

@@ -3,7 +3,7 @@
 //! methods whose statements differ. The conformance suite tests every method on both databases.
 //!
 //! A method is one intention and one transaction, except that [`Store::revisions`] and the methods of the search index may run
-//! several statements, which are transactions of their own. Absence is `Ok(None)`. Times come from the clock of the store (the
+//! several statements, which are transactions of their own, as do imports and erasures on SQLite. Absence is `Ok(None)`. Times come from the clock of the store (the
 //! database server's, if there is one), so the clocks of replicas need not agree.
 
 use super::heads::HeadRequest;
@@ -67,22 +67,6 @@ macro_rules! dispatch {
         }
     };
 }
-
-/// Deletes the sessions that a query returns on SQLite, and the branches that rewinds removed from them. `CROSS JOIN` keeps SQLite
-/// from reading all forks of the tenant.
-macro_rules! delete_with_branches {
-    ($sessions:expr) => {
-        concat!(
-            "WITH RECURSIVE erased (session_id) AS (",
-            $sessions,
-            " UNION SELECT b.session_id FROM erased CROSS JOIN sessions AS b
-                ON b.tenant_id = $1 AND b.forked_from = erased.session_id AND b.fork_kind = 'rewind'
-            )
-            DELETE FROM sessions WHERE tenant_id = $1 AND session_id IN (SELECT session_id FROM erased)"
-        )
-    };
-}
-pub(super) use delete_with_branches;
 
 /// Selects the inputs of a context: `$message` is the text of a message, and `$after` the message before the first one.
 ///
@@ -334,7 +318,7 @@ impl Store {
                 CASE WHEN k.has_user THEN s.user_id ELSE '' END AS user_id
             FROM idempotency_keys AS k
                 JOIN sessions AS s ON s.tenant_id = k.tenant_id AND s.session_id = k.session_id
-            WHERE k.tenant_id = $1 AND k.session_id = $2 AND k.key = $3";
+            WHERE k.tenant_id = $1 AND k.session_id = $2 AND k.key = $3 AND s.last_seq > 0";
         let statement = self.statement(tenant, SELECT_KEYED_EXCHANGE).bind(session.as_str()).bind(key);
         decode(statement.read().await?, |row| {
             let exchange = PersistedExchange {
@@ -678,86 +662,6 @@ impl Store {
         );
         let statement = self.statement(tenant, UPDATE_METADATA).bind(session.as_str()).bind(metadata);
         decode(statement.write_returning().await?, rows::session)
-    }
-
-    /// Erases a session with its user, history, summary, revisions and idempotency keys, and the branches that rewinds removed
-    /// from it. Returns `false` if there was none.
-    pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {
-        const DELETE_SESSION: Sql = Sql {
-            // A trigger deletes the branches.
-            postgres: "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2",
-            sqlite: delete_with_branches!(
-                "SELECT $2 WHERE EXISTS (
-                    SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2
-                )"
-            ),
-        };
-        let delete = || {
-            let statement = self.statement(tenant, DELETE_SESSION).bind(session.as_str());
-            async { Ok(statement.execute().await? > 0) }
-        };
-        self.erase(delete).await
-    }
-
-    /// Erases the memory document of a user, its versions, all sessions and the retention of the user. Returns `false` if there
-    /// was nothing.
-    pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
-        const DELETE_USER: Sql = Sql {
-            postgres: "WITH deleted_memory AS (
-                    DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
-                ), deleted_sessions AS (
-                    DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
-                ), deleted_rule AS (
-                    DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
-                )
-                SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)
-                    OR EXISTS (SELECT FROM deleted_rule)",
-            sqlite: concat!(
-                "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1;
-                DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1;",
-                delete_with_branches!(
-                    "SELECT session_id FROM sessions WHERE tenant_id = $1 AND user_id = $2"
-                ),
-                " RETURNING 1"
-            ),
-        };
-        let delete = || {
-            let statement = self.statement(tenant, DELETE_USER).bind(user.as_str());
-            async { Ok(statement.write_together().await?.is_some()) }
-        };
-        self.erase(delete).await
-    }
-
-    /// Erases something with `delete`, which returns `false` if there is nothing to erase, and removes its traces. On a full disk,
-    /// SQLite tries again with the space that is reserved for erasures.
-    pub(super) async fn erase<F>(&self, delete: impl Fn() -> F) -> Result<bool, StoreError>
-    where
-        F: Future<Output = Result<bool, StoreError>>,
-    {
-        let erased = loop {
-            match delete().await {
-                Err(error) if self.makes_room(&error) => {}
-                erased => break erased?,
-            }
-        };
-        if let (true, Self::Sqlite(database)) = (erased, self) {
-            database.truncate_wal().await;
-            database.fill_disk_reserve();
-        }
-        Ok(erased)
-    }
-
-    /// Returns `true` if an erasure or a redaction failed because SQLite's disk is full, and now has the space that is reserved
-    /// for it.
-    pub(super) fn makes_room(&self, error: &StoreError) -> bool {
-        let Self::Sqlite(database) = self else { return false };
-        let has_room = error.is_disk_full() && database.release_disk_reserve();
-        if has_room {
-            tracing::warn!(
-                "the disk is full: an erasure or redaction uses the space that is reserved for it"
-            );
-        }
-        has_room
     }
 
     /// Returns the state of a session that decides whether a copy of its context is current, or `None` if the session does

@@ -6,7 +6,7 @@
 
 use crate::api_keys::new_key;
 use crate::conversation::{
-    Conversation, LONG, counted, exchange_of, key, message, recorded, session_id, summary, user_id,
+    ALL, Conversation, LONG, counted, exchange_of, key, message, recorded, session_id, summary, user_id,
 };
 use crate::sql::Sql;
 use crate::support::backend::Backend;
@@ -211,4 +211,106 @@ async fn lease_holder_cannot_write_to_erased_session(backend: Backend) {
         assert!(marked_session.erase().await);
         assert_eq!(sql.rows().await, []);
     }
+}
+
+/// Of an erasure and exchanges of the same session at the same time, each takes effect once and completely.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_can_be_created_again_while_it_is_erased(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    for round in 0..20 {
+        let words: String = (0..200).map(|word| format!("w{}", word * round)).collect::<Vec<_>>().join(" ");
+        demo.say(&[words.as_str(); 20]).await;
+        demo.index_session().await;
+        let (first, second) = (demo.clone(), demo.clone());
+        let erasures = [
+            tokio::spawn(async move { first.erase().await }),
+            tokio::spawn(async move { second.erase().await }),
+        ];
+        let new = demo.clone();
+        let exchanges = tokio::spawn(async move {
+            let mut appended = Vec::new();
+            for _ in 0..5 {
+                appended.push(new.say(&["a", "b"]).await.first_seq);
+            }
+            appended
+        });
+        let mut erased = 0;
+        for erasure in erasures {
+            erased += i32::from(erasure.await.unwrap());
+        }
+        assert!(erased >= 1, "the session existed");
+        let appended = exchanges.await.unwrap();
+        let history = demo.page(ALL).await.unwrap_or_default();
+        let seqs: Vec<i64> = history.iter().map(|message| message.seq).collect();
+        assert_eq!(seqs, (1..=i64::try_from(seqs.len()).unwrap()).collect::<Vec<_>>(), "{appended:?}");
+        assert!(
+            seqs.len() <= 10 && history.iter().all(|message| !message.json.contains("w0 ")),
+            "{appended:?}"
+        );
+        let state = demo.find().await;
+        assert_eq!(state.map_or(0, |state| state.last_seq), seqs.last().copied().unwrap_or(0));
+        assert_eq!(sql.number("SELECT count(*) FROM messages").await, i64::try_from(seqs.len()).unwrap());
+        demo.index_all().await;
+        assert_eq!(sql.number("SELECT count(*) FROM search").await, i64::try_from(seqs.len()).unwrap());
+        demo.erase().await;
+        assert_eq!(sql.rows().await, []);
+    }
+}
+
+/// SQLite erases them in several transactions.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_with_many_sessions_and_versions_is_erased(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    fill_neighbours(&demo).await;
+    let kept = sql.rows().await;
+    for number in 0..600 {
+        demo.session(&format!("{number}")).record(&exchange_of(MARKER, &["a", "b"])).await;
+    }
+    for number in 0..150 {
+        demo.remember(&user_id(MARKER), &format!("{number}")).await;
+    }
+    assert!(demo.store.erase_user(&demo.tenant, &user_id(MARKER)).await.unwrap());
+    assert_eq!(sql.rows().await, kept);
+    assert!(!demo.store.erase_user(&demo.tenant, &user_id(MARKER)).await.unwrap());
+}
+
+/// A large entry of the index is removed in several transactions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lexeme_of_a_large_message_stays_in_the_index_of_sqlite() {
+    let backend = Backend::sqlite().await;
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let large: Vec<String> = (0..8_000).map(|word| format!("ß{word}plugh")).collect();
+    let large = large.join(" ");
+    sql.run("CREATE VIRTUAL TABLE temp.terms USING fts5vocab('main', 'search_lexemes', 'row')").await;
+    let terms = "SELECT count(*) FROM temp.terms";
+    let other = demo.session("other");
+    other.say(&["plums", &large]).await;
+    other.index_session().await;
+    let kept = sql.number(terms).await;
+    assert!(kept > 8_000, "{kept} terms");
+    for is_rewind in [false, true] {
+        demo.say(&["a", "b", &large, "c", &large]).await;
+        demo.index_session().await;
+        if is_rewind {
+            let branch = session_id("branch");
+            let rewound =
+                demo.store.rewind_session(&demo.tenant, &demo.session, &branch, 0, 99).await.unwrap();
+            assert!(matches!(rewound, RewindOutcome::Rewound(_)), "{rewound:?}");
+        } else {
+            assert!(demo.erase().await);
+        }
+        assert_eq!(sql.number("SELECT count(*) FROM search").await, 2);
+        assert_eq!(sql.number(terms).await, kept, "terms of the removed session");
+        sql.run("INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('integrity-check', 1)").await;
+    }
+    assert!(demo.erase().await && other.erase().await);
+    assert_eq!(sql.number(terms).await, 0);
+    assert_eq!(files(&backend, "plugh"), [""; 0]);
 }

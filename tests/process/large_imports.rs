@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 const MESSAGES: u32 = 30_000;
 
-async fn count(backend: &Backend, sql: &'static str) -> i64 {
+pub(crate) async fn count(backend: &Backend, sql: &'static str) -> i64 {
     let mut connection = SqliteConnection::connect(&backend.url()).await.expect("connected");
     sqlx::query_scalar(sql).fetch_one(&mut connection).await.expect(sql)
 }
@@ -48,7 +48,7 @@ async fn begin_import(service: &Process, backend: &Backend) -> JoinHandle<Respon
     import
 }
 
-async fn exchange(service: &Process, session: &str) -> Response {
+pub(crate) async fn exchange(service: &Process, session: &str) -> Response {
     let body = json!({"user_message": "a", "assistant_reply": "b"});
     service.post(&format!("/sessions/{session}/exchanges"), body).await
 }

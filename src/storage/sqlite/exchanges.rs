@@ -22,7 +22,7 @@ const SELECT_IDEMPOTENCY_KEYS: &str = "\
         CROSS JOIN jsonb_each(g.value, '$.keys') AS w
         CROSS JOIN idempotency_keys AS k ON k.tenant_id = g.value ->> 'tenant'
             AND k.session_id = g.value ->> 'session' AND k.key = w.value ->> 'key'
-        CROSS JOIN sessions AS s ON s.tenant_id = k.tenant_id AND s.session_id = k.session_id";
+        CROSS JOIN sessions AS s ON s.tenant_id = k.tenant_id AND s.session_id = k.session_id AND s.last_seq > 0";
 
 /// Joins each group with its session, except if the session belongs to another user. In the statements after the first one,
 /// `last_seq` of the session is the `seq` of the last message of the group.

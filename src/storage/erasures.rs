@@ -1,0 +1,479 @@
+//! Erasure of sessions and users.
+//!
+//! On Postgres, an erasure is one statement, for which only writers of the same session wait. SQLite has one writer, and removing
+//! an entry from the full-text index takes about two milliseconds, because FTS5 rewrites a page for each term of it. So there, an
+//! erasure first hides the sessions, in one short transaction: a hidden session has no history, summary, user or metadata any
+//! more, and its id is reserved, as that of an import that was abandoned. Then the rows of the hidden sessions are deleted in
+//! small transactions, between which others write, and finally the reservations. If the process dies meanwhile, the next start
+//! continues, and so does a request that writes to the session.
+
+use super::rows;
+use super::statement::{AnyRow, DbRow as _, Transaction};
+use super::values::to_i64;
+use super::{Store, StoreError};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// Time after which a transaction ends and lets others write.
+const TRANSACTION_TIME: Duration = Duration::from_millis(40);
+/// Size of the lexemes that the first transaction removes from the index. The next ones adapt to its duration.
+const FIRST_LEXEME_BYTES: i64 = 4 * 1024;
+const MIN_LEXEME_BYTES: i64 = 512;
+const MAX_LEXEME_BYTES: i64 = 128 * 1024;
+/// Number of sessions of a user that a transaction hides.
+const MAX_HIDDEN_SESSIONS: usize = 250;
+/// Number of versions of a memory document that a transaction deletes.
+const MAX_VERSIONS: i64 = 32;
+
+/// Hides the sessions that a query returns on SQLite, and the branches that rewinds removed from them. `CROSS JOIN` keeps SQLite
+/// from reading all forks of the tenant. Another incarnation, and no lease, keep others from writing to them.
+macro_rules! hide_with_branches {
+    ($sessions:expr) => {
+        concat!(
+            "WITH RECURSIVE erased (session_id) AS (",
+            $sessions,
+            " UNION SELECT b.session_id FROM erased CROSS JOIN sessions AS b
+                ON b.tenant_id = $1 AND b.forked_from = erased.session_id AND b.fork_kind = 'rewind'
+            )
+            UPDATE sessions SET import_token = randomblob(16), import_until = 0, import_bound = NULL,
+                incarnation = randomblob(16), user_id = '', metadata = '{}', last_seq = 0, tokens = 0, stored_bytes = 0,
+                settled_bytes = 0, cursor_seq = 0, cursor_tokens = 0, summary = '', summary_words = 0, summary_tokens = 0,
+                revision = 0, lease_token = NULL, lease_until = NULL, failures = 0, retry_at = NULL, last_failure = NULL,
+                forked_from = NULL, forked_through = NULL, fork_kind = NULL, lineage = NULL, retention_seconds = NULL,
+                branched_at = NULL, indexed_seq = NULL
+            WHERE tenant_id = $1 AND session_id IN (SELECT session_id FROM erased) AND import_until IS NOT 0
+            RETURNING session_id"
+        )
+    };
+}
+pub(super) use hide_with_branches;
+
+/// The sizes of the transactions that remove entries from the index.
+struct Pace {
+    lexeme_bytes: i64,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { lexeme_bytes: FIRST_LEXEME_BYTES }
+    }
+
+    /// Adapts the size to the duration of a transaction that has used all of it.
+    fn adapt(&mut self, elapsed: Duration) {
+        if elapsed > TRANSACTION_TIME {
+            self.lexeme_bytes /= 2;
+        } else if elapsed < TRANSACTION_TIME / 4 {
+            self.lexeme_bytes *= 2;
+        }
+        self.lexeme_bytes = self.lexeme_bytes.clamp(MIN_LEXEME_BYTES, MAX_LEXEME_BYTES);
+    }
+}
+
+/// What a transaction may still do.
+struct Budget {
+    begun: Instant,
+    lexeme_bytes: i64,
+    /// The budget for lexemes of a whole transaction.
+    max_lexeme_bytes: i64,
+}
+
+impl Budget {
+    fn new(pace: &Pace) -> Self {
+        let max_lexeme_bytes = pace.lexeme_bytes;
+        Self { begun: Instant::now(), lexeme_bytes: max_lexeme_bytes, max_lexeme_bytes }
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.lexeme_bytes <= 0 || self.begun.elapsed() >= TRANSACTION_TIME
+    }
+}
+
+/// Entries of the index: those of the messages after `after_seq` up to `through_seq`.
+#[derive(Clone, Copy)]
+struct EntryRange<'a> {
+    tenant: &'a TenantId,
+    session: &'a SessionId,
+    after_seq: i64,
+    through_seq: i64,
+}
+
+impl Store {
+    /// Erases a session with its user, history, summary, revisions and idempotency keys, and the branches that rewinds removed
+    /// from it. Returns `false` if there was none.
+    pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, StoreError> {
+        /// A trigger deletes the branches.
+        const DELETE_SESSION: &str = "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+        const HIDE_SESSION: &str = hide_with_branches!(
+            "SELECT $2 WHERE EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2)"
+        );
+        if let Self::Postgres(_) = self {
+            return Ok(self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await? > 0);
+        }
+        let hide = async || {
+            let mut transaction = self.begin(tenant).await?;
+            let statement = transaction.statement(HIDE_SESSION).bind(tenant.as_str()).bind(session.as_str());
+            let hidden = statement.read_all().await?;
+            commit_hidden(transaction, tenant, &hidden).await
+        };
+        let hidden = self.using_reserve(hide).await?;
+        if hidden.is_empty() {
+            // An interrupted erasure may have hidden it, or its branches.
+            self.remove_hidden(tenant).await?;
+            return Ok(false);
+        }
+        self.remove_erased(tenant, &hidden).await?;
+        Ok(true)
+    }
+
+    /// Erases the memory document of a user, its versions, all sessions and the retention of the user. Returns `false` if there
+    /// was nothing. A user of SQLite with very many sessions is erased in several transactions.
+    pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
+        const DELETE_USER: &str = "\
+            WITH deleted_memory AS (
+                DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+            ), deleted_sessions AS (
+                DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+            ), deleted_rule AS (
+                DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+            )
+            SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)
+                OR EXISTS (SELECT FROM deleted_rule)";
+        const HIDE_SESSIONS: &str = hide_with_branches!(
+            "SELECT * FROM (SELECT session_id FROM sessions WHERE tenant_id = $1 AND user_id = $2 LIMIT $3)"
+        );
+        const DELETE_FROM_USER: [&str; 2] = [
+            "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2",
+            "DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2",
+        ];
+        if let Self::Postgres(_) = self {
+            let statement = self.statement(tenant, DELETE_USER).bind(user.as_str());
+            return Ok(statement.write_returning().await?.is_some());
+        }
+        self.delete_old_versions(tenant, user).await?;
+        let hide = async || {
+            let mut transaction = self.begin(tenant).await?;
+            let mut deleted = 0;
+            for sql in DELETE_FROM_USER {
+                let statement = transaction.statement(sql).bind(tenant.as_str());
+                deleted += statement.bind(user.as_str()).execute().await?;
+            }
+            let statement = transaction.statement(HIDE_SESSIONS).bind(tenant.as_str()).bind(user.as_str());
+            let hidden = statement.bind(to_i64(MAX_HIDDEN_SESSIONS)).read_all().await?;
+            Ok((deleted > 0, commit_hidden(transaction, tenant, &hidden).await?))
+        };
+        let mut was_known = false;
+        loop {
+            let (deleted, hidden) = self.using_reserve(&hide).await?;
+            was_known |= deleted || !hidden.is_empty();
+            if hidden.len() < MAX_HIDDEN_SESSIONS {
+                break;
+            }
+        }
+        // Including sessions that an interrupted erasure has hidden, which have no user any more.
+        self.remove_hidden(tenant).await?;
+        if was_known {
+            self.remove_erased(tenant, &[]).await?;
+        }
+        Ok(was_known)
+    }
+
+    /// Deletes all versions of a memory document except the last ones, a few at a time.
+    async fn delete_old_versions(&self, tenant: &TenantId, user: &UserId) -> Result<(), StoreError> {
+        const DELETE_OLD_VERSIONS: &str = "\
+            DELETE FROM memory_revisions WHERE tenant_id = $1 AND user_id = $2 AND version <= (
+                SELECT min(min(version) + $3, max(version) - $3) FROM memory_revisions WHERE tenant_id = $1 AND user_id = $2
+            )";
+        let delete = async || {
+            let statement = self.statement(tenant, DELETE_OLD_VERSIONS).bind(user.as_str());
+            statement.bind(MAX_VERSIONS).execute().await
+        };
+        while self.using_reserve(&delete).await? > 0 {}
+        Ok(())
+    }
+
+    /// Removes sessions that were hidden, and their traces in the file.
+    pub(super) async fn remove_erased(
+        &self,
+        tenant: &TenantId,
+        hidden: &[SessionId],
+    ) -> Result<(), StoreError> {
+        self.using_reserve(|| self.remove_abandoned(tenant, hidden)).await?;
+        if let Self::Sqlite(database) = self {
+            database.truncate_wal().await;
+            database.fill_disk_reserve();
+        }
+        Ok(())
+    }
+
+    /// Removes all hidden sessions of a tenant.
+    async fn remove_hidden(&self, tenant: &TenantId) -> Result<(), StoreError> {
+        const SELECT_HIDDEN: &str =
+            "SELECT session_id FROM sessions WHERE tenant_id = $1 AND import_until = 0";
+        let rows = self.statement(tenant, SELECT_HIDDEN).read_all().await?;
+        let hidden = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
+        if hidden.is_empty() { Ok(()) } else { self.remove_erased(tenant, &hidden).await }
+    }
+
+    /// Runs an erasure or a part of it. On a full disk, SQLite tries again with the space that is reserved for erasures.
+    pub(super) async fn using_reserve<T, F>(&self, erase: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        loop {
+            match erase().await {
+                Err(error) if self.makes_room(&error) => {}
+                erased => return erased,
+            }
+        }
+    }
+
+    /// Returns `true` if an erasure or a redaction failed because SQLite's disk is full, and now has the space that is reserved
+    /// for it.
+    pub(super) fn makes_room(&self, error: &StoreError) -> bool {
+        let Self::Sqlite(database) = self else { return false };
+        let has_room = error.is_disk_full() && database.release_disk_reserve();
+        if has_room {
+            tracing::warn!(
+                "the disk is full: an erasure or redaction uses the space that is reserved for it"
+            );
+        }
+        has_room
+    }
+
+    /// Deletes the rows of hidden sessions and of abandoned imports on SQLite, in small transactions. Other sessions are ignored.
+    pub(super) async fn remove_abandoned(
+        &self,
+        tenant: &TenantId,
+        sessions: &[SessionId],
+    ) -> Result<(), StoreError> {
+        let Self::Sqlite(database) = self else { return Ok(()) };
+        let (mut pace, mut sessions) = (Pace::new(), sessions);
+        while !sessions.is_empty() {
+            let _turn = database.removal_turns.lock().await;
+            let mut transaction = self.begin(tenant).await?;
+            let mut budget = Budget::new(&pace);
+            while let Some((session, others)) = sessions.split_first()
+                && !budget.is_used_up()
+                && remove_rows(&mut transaction, tenant, session, &mut budget).await?
+            {
+                sessions = others;
+            }
+            transaction.commit().await?;
+            if budget.lexeme_bytes <= 0 {
+                pace.adapt(budget.begun.elapsed());
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes many entries of messages that count as missing from the index of SQLite, in small transactions. Leaves the removal
+    /// of a few to the caller, and returns early if the messages do not count as missing any more.
+    pub(super) async fn remove_missing_entries(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        after_seq: i64,
+        through_seq: i64,
+    ) -> Result<(), StoreError> {
+        const SELECT_MISSING: &str = "\
+            SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND indexed_seq <= $3";
+        let Self::Sqlite(database) = self else { return Ok(()) };
+        let mut pace = Pace::new();
+        let range = EntryRange { tenant, session, after_seq, through_seq };
+        while self.has_many_entries(range).await? {
+            let _turn = database.removal_turns.lock().await;
+            let mut transaction = self.begin(tenant).await?;
+            let statement = transaction.statement(SELECT_MISSING).bind(tenant.as_str());
+            if statement.bind(session.as_str()).bind(after_seq).read().await?.is_none() {
+                break;
+            }
+            let mut budget = Budget::new(&pace);
+            remove_entries(&mut transaction, range, &mut budget).await?;
+            transaction.commit().await?;
+            pace.adapt(budget.begun.elapsed());
+        }
+        Ok(())
+    }
+
+    /// Removes the entries of the messages after `after_seq` from the index of SQLite before these messages are removed, if they
+    /// are many. They count as missing meanwhile, so that the index is complete again if the messages are not removed.
+    pub(super) async fn remove_entries_after(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        after_seq: i64,
+        max_seq: i64,
+    ) -> Result<(), StoreError> {
+        const MARK_MISSING: &str = "\
+            UPDATE sessions SET indexed_seq = $3
+            WHERE tenant_id = $1 AND session_id = $2 AND last_seq > $3 AND last_seq <= $4
+                AND coalesce(indexed_seq, last_seq) > $3";
+        let range = EntryRange { tenant, session, after_seq, through_seq: i64::MAX };
+        if matches!(self, Self::Postgres(_)) || !self.has_many_entries(range).await? {
+            return Ok(());
+        }
+        let statement = self.statement(tenant, MARK_MISSING).bind(session.as_str());
+        statement.bind(after_seq).bind(max_seq).execute().await?;
+        self.remove_missing_entries(tenant, session, after_seq, i64::MAX).await
+    }
+
+    /// Returns `true` if a transaction should not remove these entries together with other changes.
+    async fn has_many_entries(&self, range: EntryRange<'_>) -> Result<bool, StoreError> {
+        const SUM_LEXEMES: &str = "\
+            SELECT coalesce(sum(bytes), 0) AS bytes FROM (
+                SELECT octet_length(lexemes) AS bytes FROM search
+                WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 LIMIT 100
+            )";
+        let EntryRange { tenant, session, after_seq, through_seq } = range;
+        let statement = self.statement(tenant, SUM_LEXEMES).bind(session.as_str());
+        let row =
+            statement.bind(after_seq).bind(through_seq).read().await?.ok_or(sqlx::Error::RowNotFound)?;
+        Ok(row.field::<i64>("bytes")? > FIRST_LEXEME_BYTES)
+    }
+}
+
+/// Releases the forks of hidden sessions, and commits. Returns the sessions.
+pub(super) async fn commit_hidden(
+    mut transaction: Transaction,
+    tenant: &TenantId,
+    rows: &[AnyRow],
+) -> Result<Vec<SessionId>, StoreError> {
+    const RELEASE_FORKS: &str = "\
+        UPDATE sessions SET forked_from = NULL, forked_through = NULL, fork_kind = NULL
+        WHERE tenant_id = $1 AND forked_from IN (SELECT value FROM json_each($2))";
+    let hidden = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
+    if !hidden.is_empty() {
+        let ids: Vec<&str> = hidden.iter().map(SessionId::as_str).collect();
+        let statement = transaction.statement(RELEASE_FORKS).bind(tenant.as_str());
+        statement.bind(json!(ids).to_string()).execute().await?;
+    }
+    transaction.commit().await?;
+    Ok(hidden)
+}
+
+/// Deletes rows of a hidden session or an abandoned import, within the budget. Returns `true` if nothing is left.
+async fn remove_rows(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+    budget: &mut Budget,
+) -> Result<bool, StoreError> {
+    const SELECT_ABANDONED: &str = "\
+        SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND import_until = 0";
+    /// Each deletes at most 500 rows, or about 1 MiB.
+    const DELETE_ROWS: [&str; 3] = [
+        "DELETE FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq <= (
+            SELECT max(seq) FROM (
+                SELECT seq, sum(bytes) OVER (ORDER BY seq) - bytes AS before FROM (
+                    SELECT seq, octet_length(message) AS bytes FROM messages
+                    WHERE tenant_id = $1 AND session_id = $2 ORDER BY seq LIMIT 500
+                )
+            ) WHERE before < 1048576
+        )",
+        "DELETE FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision <= (
+            SELECT max(revision) FROM (
+                SELECT revision, sum(bytes) OVER (ORDER BY revision) - bytes AS before FROM (
+                    SELECT revision,
+                        octet_length(summary) + octet_length(added) + coalesce(octet_length(meta), 0) AS bytes
+                    FROM revisions WHERE tenant_id = $1 AND session_id = $2 ORDER BY revision LIMIT 500
+                )
+            ) WHERE before < 1048576
+        )",
+        "DELETE FROM idempotency_keys WHERE tenant_id = $1 AND session_id = $2 AND key <= (
+            SELECT max(key) FROM (
+                SELECT key FROM idempotency_keys WHERE tenant_id = $1 AND session_id = $2 ORDER BY key LIMIT 500
+            )
+        )",
+    ];
+    /// An abandoned import leaves the binding that the session had before.
+    const END_RESERVATION: [&str; 2] = [
+        "UPDATE sessions SET import_token = NULL, import_until = NULL, import_bound = NULL, retained_from = NULL
+        WHERE tenant_id = $1 AND session_id = $2 AND import_bound = 1",
+        "DELETE FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND import_until = 0",
+    ];
+    let (tenant_id, session_id) = (tenant.as_str(), session.as_str());
+    let statement = transaction.statement(SELECT_ABANDONED).bind(tenant_id).bind(session_id);
+    if statement.read().await?.is_none() {
+        return Ok(true);
+    }
+    let entries = EntryRange { tenant, session, after_seq: 0, through_seq: i64::MAX };
+    if !remove_entries(transaction, entries, budget).await? {
+        return Ok(false);
+    }
+    for sql in DELETE_ROWS {
+        while transaction.statement(sql).bind(tenant_id).bind(session_id).execute().await? > 0 {
+            if budget.is_used_up() {
+                return Ok(false);
+            }
+        }
+    }
+    for sql in END_RESERVATION {
+        transaction.statement(sql).bind(tenant_id).bind(session_id).execute().await?;
+    }
+    Ok(true)
+}
+
+/// Removes entries from the index, within the budget. Returns `true` if none is left.
+async fn remove_entries(
+    transaction: &mut Transaction,
+    range: EntryRange<'_>,
+    budget: &mut Budget,
+) -> Result<bool, StoreError> {
+    const DELETE_ENTRIES: &str = "\
+        DELETE FROM search WHERE id IN (
+            SELECT id FROM (
+                SELECT id, sum(bytes) OVER (ORDER BY seq) AS through FROM (
+                    SELECT id, seq, octet_length(lexemes) AS bytes FROM search
+                    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT 500
+                )
+            ) WHERE through <= $5
+        ) RETURNING octet_length(lexemes) AS bytes";
+    const SELECT_FIRST_ENTRY: &str = "\
+        SELECT id, lexemes FROM search
+        WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT 1";
+    let EntryRange { tenant, session, after_seq, through_seq } = range;
+    loop {
+        let statement = transaction.statement(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str());
+        let statement = statement.bind(after_seq).bind(through_seq).bind(budget.lexeme_bytes);
+        let deleted = statement.read_all().await?;
+        for row in &deleted {
+            budget.lexeme_bytes -= row.field::<i64>("bytes")?;
+        }
+        if deleted.is_empty() {
+            let statement = transaction.statement(SELECT_FIRST_ENTRY).bind(tenant.as_str());
+            let statement = statement.bind(session.as_str()).bind(after_seq).bind(through_seq);
+            let Some(first) = statement.read().await? else { return Ok(true) };
+            if budget.lexeme_bytes == budget.max_lexeme_bytes {
+                shorten_entry(transaction, first.field("id")?, first.field("lexemes")?, budget).await?;
+            }
+            budget.lexeme_bytes = 0;
+        }
+        if budget.is_used_up() {
+            return Ok(false);
+        }
+    }
+}
+
+/// Removes the first lexemes of a large entry from the index. The empty entry keeps the number of entries that FTS5 counts.
+async fn shorten_entry(
+    transaction: &mut Transaction,
+    id: i64,
+    lexemes: &str,
+    budget: &Budget,
+) -> Result<(), StoreError> {
+    const REMOVE_LEXEMES: &str =
+        "INSERT INTO search_lexemes (search_lexemes, rowid, lexemes) VALUES ('delete', $1, $2)";
+    const INSERT_EMPTY: &str = "INSERT INTO search_lexemes (rowid, lexemes) VALUES ($1, '')";
+    const SHORTEN_ENTRY: &str = "UPDATE search SET lexemes = $2 WHERE id = $1";
+    let bytes = usize::try_from(budget.max_lexeme_bytes).unwrap_or(usize::MAX);
+    let bytes = lexemes.floor_char_boundary(bytes);
+    let (first, rest) = lexemes.split_at(bytes);
+    // Up to a whole lexeme: a longer one than the budget is removed alone.
+    let end = first.rfind(' ').or_else(|| rest.find(' ').map(|end| bytes + end)).unwrap_or(lexemes.len());
+    let (first, rest) = lexemes.split_at(end);
+    transaction.statement(REMOVE_LEXEMES).bind(id).bind(first).execute().await?;
+    transaction.statement(INSERT_EMPTY).bind(id).execute().await?;
+    transaction.statement(SHORTEN_ENTRY).bind(id).bind(rest.trim_start()).execute().await?;
+    Ok(())
+}

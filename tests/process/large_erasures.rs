@@ -1,0 +1,225 @@
+//! Removal of many messages on SQLite, which has a single writer: others write meanwhile, and a crash leaves nothing that is
+//! visible. Removing a message from the index takes longest, because each of its words is removed from a page.
+
+use crate::large_imports::{count, exchange};
+use crate::service::{Precis, Process, SOON};
+use crate::support::backend::Backend;
+use crate::support::client::{Response, TestClient};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+const MESSAGES: u32 = 3_000;
+
+const COUNT_ENTRIES: &str = "SELECT count(*) FROM search WHERE session_id = 'large'";
+const COUNT_RESERVATIONS: &str = "SELECT count(*) FROM sessions WHERE import_until IS NOT NULL";
+
+/// Imports the session `large` of the user `ada`, whose messages are in the index afterwards, and writes to the session `small`.
+async fn fill(service: &Process) {
+    let mut lines = String::new();
+    for index in 0..MESSAGES {
+        let role = if index % 2 == 0 { "user" } else { "assistant" };
+        let words: Vec<String> =
+            (0..20).map(|word| format!("w{}", (index * 7 + word * 131) % 5000)).collect();
+        let words = words.join(" ");
+        let _ = writeln!(lines, r#"{{"role":"{role}","content":"Plums for the ferry at nine. {words}"}}"#);
+    }
+    let request = service.request(Method::POST, "/sessions/large/import?user_id=ada");
+    let imported = request.header("content-type", "application/x-ndjson").body(lines).await.ok(201);
+    assert_eq!(imported["messages"], MESSAGES);
+    exchange(service, "small").await.ok(201);
+}
+
+/// A request that removes the messages of the session `large`.
+#[derive(Clone, Copy)]
+enum Removal {
+    Erasure,
+    ErasureOfUser,
+    Rewind,
+}
+
+impl Removal {
+    async fn send(self, client: TestClient) -> Response {
+        match self {
+            Self::Erasure => client.delete("/sessions/large").await,
+            Self::ErasureOfUser => client.delete("/users/ada").await,
+            Self::Rewind => client.delete("/sessions/large/messages?after=2").await,
+        }
+    }
+
+    /// Sends the request, and waits until a part of the index is removed.
+    async fn begin(self, service: &Process, backend: &Backend) -> JoinHandle<Response> {
+        let client: &TestClient = service;
+        let removal = tokio::spawn(self.send(client.clone()));
+        while count(backend, COUNT_ENTRIES).await == i64::from(MESSAGES) {
+            assert!(!removal.is_finished(), "the removal is one transaction");
+            sleep(Duration::from_millis(2)).await;
+        }
+        removal
+    }
+}
+
+async fn is_found(service: &Process) -> bool {
+    let found = service.get("/search?q=ferry&limit=1&session_id=large").await.ok(200);
+    found["items"].as_array().is_some_and(|items| !items.is_empty())
+}
+
+/// Checks that nothing of the session can be read.
+async fn check_hidden(service: &Process) {
+    for path in ["", "/messages", "/revisions", "/redactions", "/export", "/retention"] {
+        service.get(&format!("/sessions/large{path}")).await.problem(404, "session-not-found");
+    }
+    let listed = service.get("/sessions").await.ok(200);
+    assert_eq!(listed["items"].as_array().map(Vec::len), Some(1), "{listed}");
+    let listed = service.get("/sessions?user_id=ada").await.ok(200);
+    assert_eq!(listed["items"], json!([]), "{listed}");
+    let context = service.post("/sessions/large/context", "").await.ok(200);
+    assert_eq!((&context["exists"], &context["messages"]), (&json!(false), &json!([])), "{context}");
+    assert!(!is_found(service).await, "a search finds an erased message");
+    let usage = service.get("/usage").await.ok(200);
+    assert!(usage["stored_bytes"].as_u64() < Some(100_000), "{usage}");
+}
+
+/// Writes to another session until the removal ends, with `check` after each exchange that was made during it.
+async fn write_meanwhile(
+    service: &Process,
+    backend: &Backend,
+    removal: JoinHandle<Response>,
+    check: impl AsyncFn(),
+) -> Response {
+    let (mut written, mut longest) = (0, Duration::ZERO);
+    loop {
+        let begun = Instant::now();
+        exchange(service, "small").await.ok(201);
+        let wait = begun.elapsed();
+        if count(backend, COUNT_ENTRIES).await < 10 {
+            break;
+        }
+        (written, longest) = (written + 1, longest.max(wait));
+        check().await;
+    }
+    println!("{written} exchanges meanwhile, which took {longest:?} at most");
+    assert!(written > 0, "no exchange during the removal");
+    removal.await.expect("no panic")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_write_during_a_large_erasure_and_see_no_part_of_it() {
+    let backend = Backend::sqlite().await;
+    let service = Precis::on(&backend).start().await;
+    for removal in [Removal::Erasure, Removal::ErasureOfUser] {
+        fill(&service).await;
+        assert!(is_found(&service).await);
+        let erasure = removal.begin(&service, &backend).await;
+        let erased =
+            write_meanwhile(&service, &backend, erasure, async || check_hidden(&service).await).await;
+        erased.ok(204);
+        for table in ["sessions", "messages", "search", "revisions"] {
+            let rows: &'static str =
+                format!("SELECT count(*) FROM {table} WHERE session_id <> 'small'").leak();
+            assert_eq!(count(&backend, rows).await, 0, "{table}");
+        }
+        removal.send((*service).clone()).await.ok(404);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_that_is_created_during_its_erasure_is_new() {
+    let backend = Backend::sqlite().await;
+    let service = Precis::on(&backend).start().await;
+    fill(&service).await;
+    let with_key = async || {
+        let body = json!({"user_message": "a", "assistant_reply": "b"});
+        service.post("/sessions/large/exchanges", body).header("idempotency-key", "k").await
+    };
+    assert_eq!(with_key().await.ok(201)["first_seq"], MESSAGES + 1);
+    let erasure = Removal::Erasure.begin(&service, &backend).await;
+    let (first, second) = tokio::join!(exchange(&service, "large"), with_key());
+    let seqs = [first.ok(201)["first_seq"].as_u64(), second.ok(201)["first_seq"].as_u64()];
+    assert!(seqs == [Some(1), Some(3)] || seqs == [Some(3), Some(1)], "{seqs:?}");
+    erasure.await.expect("no panic").ok(204);
+    let messages = service.get("/sessions/large/messages").await.ok(200);
+    assert_eq!(messages["items"].as_array().map(Vec::len), Some(4), "{messages}");
+    assert_eq!(service.get("/sessions/large").await.ok(200)["user_id"], "default");
+    assert_eq!(count(&backend, COUNT_RESERVATIONS).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn erasure_that_was_killed_stays_invisible_and_is_continued() {
+    let backend = Backend::sqlite().await;
+    let mut service = Precis::on(&backend).start().await;
+    for is_repeated in [false, true] {
+        fill(&service).await;
+        let erasure = Removal::Erasure.begin(&service, &backend).await;
+        erasure.abort();
+        service.signal("KILL");
+        let _ = service.ended().await;
+        assert!(count(&backend, COUNT_ENTRIES).await > 10, "the erasure has ended before the signal");
+        service = Precis::on(&backend).start().await;
+        check_hidden(&service).await;
+        if is_repeated {
+            // Nothing is left after the response.
+            service.delete("/sessions/large").await.problem(404, "session-not-found");
+        } else {
+            let since = Instant::now();
+            while count(&backend, COUNT_RESERVATIONS).await > 0 {
+                assert!(since.elapsed() < SOON, "the start does not continue the erasure");
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+        for table in ["sessions", "messages", "search"] {
+            let rows: &'static str =
+                format!("SELECT count(*) FROM {table} WHERE session_id = 'large'").leak();
+            assert_eq!(count(&backend, rows).await, 0, "{table}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_disconnects_does_not_end_an_erasure() {
+    let backend = Backend::sqlite().await;
+    let service = Precis::on(&backend).start().await;
+    fill(&service).await;
+    let erasure = Removal::Erasure.begin(&service, &backend).await;
+    erasure.abort();
+    let since = Instant::now();
+    while count(&backend, COUNT_RESERVATIONS).await > 0 {
+        assert!(since.elapsed() < SOON, "the erasure does not end");
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(count(&backend, COUNT_ENTRIES).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_write_during_a_large_rewind() {
+    let backend = Backend::sqlite().await;
+    let service = Precis::on(&backend).start().await;
+    fill(&service).await;
+    let rewind = Removal::Rewind.begin(&service, &backend).await;
+    let check = async || assert!(is_found(&service).await, "no search finds the session");
+    let rewound: Value = write_meanwhile(&service, &backend, rewind, check).await.ok(200);
+    assert_eq!(rewound["last_seq"], 2, "{rewound}");
+    let indexed = "SELECT count(*) FROM sessions WHERE session_id = 'large' AND indexed_seq IS NULL";
+    assert_eq!((count(&backend, COUNT_ENTRIES).await, count(&backend, indexed).await), (2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rewind_that_was_killed_leaves_the_session_and_its_index() {
+    let backend = Backend::sqlite().await;
+    let mut service = Precis::on(&backend).start().await;
+    fill(&service).await;
+    let rewind = Removal::Rewind.begin(&service, &backend).await;
+    rewind.abort();
+    service.signal("KILL");
+    let _ = service.ended().await;
+    let service = Precis::on(&backend).start().await;
+    assert_eq!(service.get("/sessions/large").await.ok(200)["last_seq"], MESSAGES);
+    let since = Instant::now();
+    while count(&backend, COUNT_ENTRIES).await < i64::from(MESSAGES) {
+        assert!(since.elapsed() < SOON, "messages are missing from the index");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
