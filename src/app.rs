@@ -26,6 +26,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub mod doctor;
 mod models;
+mod open_files;
 pub mod traces;
 
 /// The time for which the state of an API key is cached, and so the longest delay of a revocation while the store is
@@ -75,7 +76,7 @@ pub struct App {
     store: Arc<Store>,
     allow_unauthenticated: bool,
     bind: SocketAddr,
-    timeouts: server::Timeouts,
+    connection_limits: server::ConnectionLimits,
     shutdown_grace: Duration,
 }
 
@@ -108,7 +109,11 @@ impl App {
             store,
             allow_unauthenticated,
             bind: server.bind,
-            timeouts: server::Timeouts { read: server.read_timeout, write: server.write_timeout },
+            connection_limits: server::ConnectionLimits {
+                max_connections: server.max_connections,
+                read_timeout: server.read_timeout,
+                write_timeout: server.write_timeout,
+            },
             shutdown_grace: server.shutdown_grace,
         })
     }
@@ -148,7 +153,9 @@ impl App {
         let index_worker = AbortOnDropHandle::new(tokio::spawn(self.service.index_worker().run()));
         let retention_stop = stopping.clone().drop_guard();
         let retention_worker = tokio::spawn(self.service.retention_worker().run(stopping.clone()));
-        let server = server::serve(listener, self.router, self.timeouts, stopping.clone());
+        let max_connections = open_files::connections_that_fit(self.connection_limits.max_connections);
+        let limits = server::ConnectionLimits { max_connections, ..self.connection_limits };
+        let server = server::serve(listener, self.router, limits, stopping.clone());
         let mut server = tokio::spawn(server);
         let early_result = tokio::select! {
             result = &mut server => Some(result),

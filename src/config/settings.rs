@@ -67,6 +67,8 @@ section! {
         /// Closes the connection of a client that reads nothing of its response for this long.
         #[serde(with = "duration")]
         write_timeout: Duration = Duration::from_secs(30),
+        /// Open connections. A new one beyond the limit replaces the oldest one.
+        max_connections: usize = 4096,
         /// Longer than `read_timeout` and [`Consolidation::inline_wait`].
         #[serde(with = "duration")]
         request_timeout: Duration = Duration::from_mins(3),

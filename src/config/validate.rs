@@ -80,6 +80,7 @@ impl Violations {
                 ["llm", "models", _, "breaker_failure_percent"] => (1, 100, ""),
                 ["llm", "models", _, "max_concurrent_calls"]
                 | ["limits", "max_requests_in_flight"]
+                | ["server", "max_connections"]
                 | ["retention", "max_sessions_per_second"] => (1, MAX_COUNT, ""),
                 ["limits", "max_json_depth"] => (1, MAX_JSON_DEPTH as u64, ""),
                 _ => (1, u64::MAX, ""),

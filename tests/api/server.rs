@@ -1,9 +1,11 @@
-//! Clients that do not read the response: they occupy a connection and memory only for a limited time.
+//! Connections: a client that does not read its response occupies one and memory only for a limited time, and idle ones make room for
+//! others.
 
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
 use serde_json::json;
+use std::io::ErrorKind;
 use std::time::Duration;
 use test_case::test_case;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -65,4 +67,58 @@ async fn export_counts_as_in_flight_until_read(backend: Backend) {
     assert!(rest.len() > LARGE, "{} bytes", rest.len());
     let again = async { while app.get("/sessions").await.status != 200 {} };
     timeout(PATIENCE, again).await.expect("let in again");
+}
+
+/// Opens a connection and sends a request on it, which keeps it open.
+async fn get(app: &TestClient, path: &str) -> TcpStream {
+    let address = app.url.strip_prefix("http://").expect("an address");
+    let mut stream = TcpStream::connect(address).await.expect("connected");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    stream
+}
+
+/// Reads a response to its end, which is that of its JSON.
+async fn read_response(stream: &mut TcpStream) -> String {
+    let mut response = Vec::new();
+    while !response.ends_with(b"}\n") {
+        let byte = timeout(PATIENCE, stream.read_u8()).await.expect("in time").expect("a response");
+        response.push(byte);
+    }
+    String::from_utf8(response).expect("text")
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_connection_replaces_the_oldest_one(backend: Backend) {
+    let app = TestApp::start(&backend, &[("server.max_connections", "2")]).await;
+    let mut silent =
+        TcpStream::connect(app.url.strip_prefix("http://").expect("an address")).await.expect("open");
+    let mut idle = get(&app, "/livez").await;
+    assert!(read_response(&mut idle).await.starts_with("HTTP/1.1 200"));
+    let mut third = get(&app, "/livez").await;
+    assert!(read_response(&mut third).await.starts_with("HTTP/1.1 200"));
+    // The oldest connection made room, the others are still open.
+    assert_eq!(
+        timeout(PATIENCE, silent.read_u8()).await.expect("closed").map_err(|error| error.kind()),
+        Err(ErrorKind::UnexpectedEof)
+    );
+    for open in [&mut idle, &mut third] {
+        open.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("sent");
+        assert!(read_response(open).await.starts_with("HTTP/1.1 200"));
+    }
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replaced_connection_receives_its_response(backend: Backend) {
+    let app = start(&backend, &[("server.max_connections", "1")]).await;
+    let mut oldest = unread(&app, "/sessions/s/export").await;
+    let mut second = get(&app, "/livez").await;
+    let mut rest = Vec::new();
+    timeout(PATIENCE, oldest.read_to_end(&mut rest)).await.expect("in time").expect("whole");
+    assert!(rest.len() > LARGE, "{} bytes", rest.len());
+    assert!(read_response(&mut second).await.starts_with("HTTP/1.1 200"));
 }

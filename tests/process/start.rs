@@ -1,13 +1,15 @@
 //! Start of the service: migrations, readiness, and errors that prevent it.
 
-use crate::service::{Precis, Process, SOON};
+use crate::service::{Precis, Process, SOON, messages};
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
+use serde_json::json;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection};
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use test_case::test_case;
+use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant, timeout};
 
 /// Returns the URL of an empty database. The second value keeps the database alive.
@@ -214,4 +216,32 @@ async fn allocators_return_free_memory_soon_unless_the_environment_says_otherwis
     service.get("/readyz").await.ok(200);
     let service = Precis::new().env("MIMALLOC_PURGE_DELAY", "500").start().await;
     assert_eq!(settings(&service), expected(["500", "131072"]));
+}
+
+#[tokio::test]
+async fn limit_of_open_files_leaves_files_for_the_database() {
+    let start = |limit: &str| {
+        let mut shell = Command::new("sh");
+        let binary = env!("CARGO_BIN_EXE_precis");
+        shell.args(["-c", &format!("{limit} && exec \"$0\" \"$@\""), binary]);
+        Precis::started_by(shell).start()
+    };
+    let files = |service: &Process| {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", service.id())).expect("limits");
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line").to_owned();
+        line.split_whitespace().nth(3).expect("the soft limit").to_owned()
+    };
+    // The soft limit is raised as far as needed.
+    let service = start("ulimit -Sn 300").await;
+    assert_eq!(files(&service), "4352");
+    drop(service);
+    let service = start("ulimit -n 300").await;
+    assert_eq!(files(&service), "300");
+    let warning = service.wait_for_log("raise the hard limit of open files").await;
+    assert_eq!((&warning["fitting"], &warning["max_connections"]), (&json!(44), &json!(4096)));
+    let mut clients = Vec::new();
+    for _ in 0..100 {
+        clients.push(TcpStream::connect(service.url.trim_start_matches("http://")).await.expect("connected"));
+    }
+    service.record("s", &messages(2)).await;
 }
