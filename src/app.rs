@@ -110,7 +110,7 @@ impl App {
             allow_unauthenticated,
             bind: server.bind,
             connection_limits: server::ConnectionLimits {
-                max_connections: server.max_connections,
+                max_connections: open_files::connections_that_fit(server.max_connections),
                 read_timeout: server.read_timeout,
                 write_timeout: server.write_timeout,
             },
@@ -153,9 +153,7 @@ impl App {
         let index_worker = AbortOnDropHandle::new(tokio::spawn(self.service.index_worker().run()));
         let retention_stop = stopping.clone().drop_guard();
         let retention_worker = tokio::spawn(self.service.retention_worker().run(stopping.clone()));
-        let max_connections = open_files::connections_that_fit(self.connection_limits.max_connections);
-        let limits = server::ConnectionLimits { max_connections, ..self.connection_limits };
-        let server = server::serve(listener, self.router, limits, stopping.clone());
+        let server = server::serve(listener, self.router, self.connection_limits, stopping.clone());
         let mut server = tokio::spawn(server);
         let early_result = tokio::select! {
             result = &mut server => Some(result),
