@@ -13,7 +13,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::limits::SizeLimits;
 use crate::domain::session::Session;
 use crate::domain::validation::FieldError;
-use crate::storage::{ImportOutcome, Store};
+use crate::storage::{ImportOutcome, Store, StoreError};
 use staging_file::StagingFile;
 use std::sync::Arc;
 use std::time::Duration;
@@ -217,6 +217,9 @@ pub async fn write_import(
     let (batches, reading) = staging_file.into_batches(progress);
     let users = (user.as_ref(), default_user);
     let outcome = store.import_session(tenant, session, users, &imported, batches).await?;
+    if outcome == ImportOutcome::Importing {
+        return Err(StoreError::SessionImporting.into());
+    }
     if outcome == ImportOutcome::Incomplete {
         let result = reading.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let truncated = || std::io::Error::other("the staging file of an import was truncated");

@@ -95,7 +95,7 @@ impl Store {
         through_seq: i64,
     ) -> Result<ForkOutcome, StoreError> {
         let fork = async {
-            self.remove_stale_import(tenant, target).await?;
+            self.check_not_importing(tenant, target).await?;
             self.set_lineage(tenant, source).await?;
             let mut transaction = self.begin(tenant).await?;
             let Some(locked) = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await? else {
@@ -131,7 +131,7 @@ impl Store {
     ) -> Result<ForkAppendOutcome, StoreError> {
         let (tenant, target) = (&request.tenant, &request.session);
         let fork = async {
-            self.remove_stale_import(tenant, target).await?;
+            self.check_not_importing(tenant, target).await?;
             self.set_lineage(tenant, source).await?;
             let mut transaction = self.begin(tenant).await?;
             let locked = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;

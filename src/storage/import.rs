@@ -17,7 +17,7 @@ use uuid::Uuid;
 /// Time after which the reservation of an import is stale if the import has not renewed it, in microseconds. A batch takes a
 /// small part of it.
 const RESERVATION_MICROS: i64 = 5_000_000;
-/// An import waits for another one of the same session.
+/// Interval between two looks at a reservation by another import.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A part of the rows of an import, in order.
@@ -36,6 +36,8 @@ pub enum ImportOutcome {
     Imported,
     /// A session with this id exists, or the id is bound to another user. Nothing was written.
     Exists,
+    /// Another import of the session runs, on SQLite. Nothing was written.
+    Importing,
     /// The number of rows differs from that in the header of the export. Nothing was written.
     Incomplete,
     /// The session was erased while its rows were written.
@@ -84,9 +86,15 @@ impl Store {
     ) -> Result<ImportOutcome, StoreError> {
         let Reservation { tenant, session, .. } = *reservation;
         let mut transaction = self.begin(tenant).await?;
-        while is_importing(&mut transaction, tenant, session).await? {
+        let mut known = None;
+        while let Some(until) = reserved_until(&mut transaction, tenant, session).await? {
             drop(transaction);
             if !self.remove_stale_import(tenant, session).await? {
+                // An import that runs renews its reservation with each batch. Another one was interrupted, and expires.
+                if known.is_some_and(|known| known != until) {
+                    return Ok(ImportOutcome::Importing);
+                }
+                known = Some(until);
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
             transaction = self.begin(tenant).await?;
@@ -166,6 +174,17 @@ impl Store {
         Ok(is_stale)
     }
 
+    /// Returns an error if an import of the session runs on SQLite.
+    pub(super) async fn check_not_importing(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<(), StoreError> {
+        let is_importing =
+            matches!(self, Self::Sqlite(_)) && !self.remove_stale_import(tenant, session).await?;
+        if is_importing { Err(StoreError::SessionImporting) } else { Ok(()) }
+    }
+
     /// Removes what processes have left that died during an import or an erasure. Returns the number of reservations that
     /// remain, because their imports run or were running a moment ago.
     pub async fn remove_stale_imports(&self) -> Result<usize, StoreError> {
@@ -201,19 +220,21 @@ const DELETE_BINDING: &str = "\
             WHERE b.tenant_id = $1 AND b.forked_from = $2 AND b.fork_kind = 'rewind')
     RETURNING user_id";
 
-/// Returns `true` if the session is reserved for another import. On Postgres, no transaction sees a reservation.
-async fn is_importing(
+/// Returns the end of the reservation of the session by another import, or `None` if there is none. On Postgres, no transaction
+/// sees a reservation.
+async fn reserved_until(
     transaction: &mut Transaction,
     tenant: &TenantId,
     session: &SessionId,
-) -> Result<bool, StoreError> {
-    const SELECT_IMPORT: &str = "SELECT 1 AS found FROM sessions
-        WHERE tenant_id = $1 AND session_id = $2 AND import_token IS NOT NULL";
+) -> Result<Option<i64>, StoreError> {
+    const SELECT_RESERVED_UNTIL: &str = "SELECT import_until FROM sessions
+        WHERE tenant_id = $1 AND session_id = $2 AND import_until IS NOT NULL";
     if matches!(transaction, Transaction::Postgres(_)) {
-        return Ok(false);
+        return Ok(None);
     }
-    let statement = transaction.statement(SELECT_IMPORT).bind(tenant.as_str()).bind(session.as_str());
-    Ok(statement.read().await?.is_some())
+    let statement = transaction.statement(SELECT_RESERVED_UNTIL).bind(tenant.as_str());
+    let row = statement.bind(session.as_str()).read().await?;
+    row.map(|row| Ok(row.field("import_until")?)).transpose()
 }
 
 impl Reservation<'_> {

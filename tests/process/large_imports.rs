@@ -122,6 +122,23 @@ async fn import_that_was_killed_leaves_nothing_and_can_be_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn second_import_of_a_session_is_rejected_during_the_first() {
+    let backend = Backend::sqlite().await;
+    let service = Precis::on(&backend).start().await;
+    let first = begin_import(&service, &backend).await;
+    let line = r#"{"role":"user","content":"a"}"#;
+    let second = service.request(Method::POST, "/sessions/large/import");
+    let second = second.header("content-type", "application/x-ndjson").body(line).await;
+    second.problem(409, "session-importing");
+    exchange(&service, "small").await.ok(201);
+    let fork = service.post("/sessions/small/fork", json!({"through_seq": 1, "new_id": "large"})).await;
+    fork.problem(409, "session-importing");
+    assert!(!first.is_finished(), "the requests have waited for the import");
+    assert_eq!(first.await.expect("no panic").ok(201)["messages"], MESSAGES);
+    assert_eq!(import((*service).clone()).await.ok(200)["messages"], MESSAGES);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erasure_ends_an_import() {
     let backend = Backend::sqlite().await;
     let service = Precis::on(&backend).start().await;
