@@ -159,6 +159,37 @@ async fn search_finds_messages_from_before_the_session_had_a_user(backend: Backe
     assert_eq!(sql.unindexed().await, [""; 0]);
 }
 
+/// SQLite removes the earlier entries in several transactions, so that others write in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_messages_on_sqlite_are_indexed_again_in_several_transactions() {
+    const MESSAGES: usize = 600;
+    let backend = Backend::sqlite().await;
+    let demo = Conversation::on(&backend).await;
+    let texts: Vec<String> = (0..MESSAGES)
+        .map(|message| (0..40).map(|word| format!("w{}", message * word)).collect::<Vec<_>>().join(" "))
+        .collect();
+    demo.say(&texts.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    demo.index_session().await;
+    let mut sql = Sql::on(&backend).await;
+    let entries = "SELECT count(*) FROM search";
+    let complete = i64::try_from(MESSAGES).unwrap();
+    assert_eq!(sql.number(entries).await, complete);
+    bind(&demo, "ada").await;
+    let indexing = demo.clone();
+    let indexing = tokio::spawn(async move { indexing.index_session().await });
+    let mut seen = BTreeSet::new();
+    while !indexing.is_finished() {
+        seen.insert(sql.number(entries).await);
+    }
+    indexing.await.unwrap();
+    assert!(seen.iter().any(|entries| (1..complete).contains(entries)), "{seen:?}");
+    assert_eq!(sql.number(entries).await, complete);
+    assert_eq!(sql.unindexed().await, [""; 0]);
+    let of_ada = SearchFilter { user: Some(user_id("ada")), ..SearchFilter::default() };
+    let found = demo.store.lookup_terms(&demo.tenant, &of_ada, &[probe(&[&["w0"]])], 9_999).await.unwrap();
+    assert_eq!(found[0].refs.len(), MESSAGES);
+}
+
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
