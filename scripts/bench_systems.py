@@ -248,7 +248,7 @@ class PostgresService(Service):
 
     def columns(self, table):
         return self.psql(ROLE, f"""SELECT string_agg(attname, ',' ORDER BY attnum) FROM pg_attribute
-            WHERE attrelid = '{table}'::regclass AND attnum > 0 AND NOT attisdropped""").split(",")  # fmt: skip
+            WHERE attrelid = '{table}'::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''""").split(",")  # fmt: skip
 
     def optimise(self):
         self.execute("VACUUM ANALYZE")
