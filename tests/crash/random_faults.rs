@@ -22,8 +22,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Kills of a run on SQLite until a loss of power has had an effect.
 const MAX_MORE_KILLS: usize = 40;
-/// Longest wait until a client has rewound a session.
-const MAX_WAIT_FOR_REWIND: Duration = Duration::from_mins(1);
+/// Longest wait until the clients have sent each kind of rare request.
+const MAX_WAIT_FOR_RARE_REQUESTS: Duration = Duration::from_mins(1);
 
 /// A run over one database.
 struct Run {
@@ -134,20 +134,20 @@ impl Run {
         load.set_paused(false);
     }
 
-    /// Lets the clients work until one has rewound a session: on a slow disk they send few requests between the faults.
-    async fn await_rewind(&self) {
+    /// Lets the clients work until they have rewound, redacted and erased: on a slow machine they send few requests between the faults.
+    async fn await_rare_requests(&self) {
         let rewinds = &self.service.rewinds;
-        let rewound = async {
-            while rewinds.load(Ordering::Relaxed) == 0 {
+        let sent = async {
+            while rewinds.load(Ordering::Relaxed) == 0 || !self.log.removals.has_each_kind() {
                 sleep(Duration::from_millis(20)).await;
             }
         };
-        timeout(MAX_WAIT_FOR_REWIND, rewound).await.expect("one of a few hundred requests is a rewind");
+        timeout(MAX_WAIT_FOR_RARE_REQUESTS, sent).await.expect("each kind is one of a few hundred requests");
     }
 
     /// Stops the load and checks every session once more.
     async fn finish(mut self) {
-        self.await_rewind().await;
+        self.await_rare_requests().await;
         self.check().await;
         self.load.take().expect("running").stop().await;
         let (mut exchanges, mut messages, mut forks) = (0, 0, 0);

@@ -96,6 +96,13 @@ impl RemovalLog {
         }
     }
 
+    /// Returns `true` if a message was redacted, and a session was erased or will be erased by retention.
+    pub(crate) fn has_each_kind(&self) -> bool {
+        let states = self.states();
+        states.iter().any(|state| !state.gone.is_empty())
+            && states.iter().any(|state| state.expires || state.erasure == Erasure::Done)
+    }
+
     /// Checks the sessions that have clients, and some others.
     pub(crate) async fn check_some(&self, service: &ReplicaSet, rng: &mut Rng) {
         let (done, running): (Vec<_>, Vec<_>) =
