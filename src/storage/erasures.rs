@@ -70,7 +70,7 @@ impl Pace {
     }
 }
 
-/// What a transaction may still do.
+/// The work that a transaction may still do.
 struct Budget {
     begun: Instant,
     lexeme_bytes: i64,
