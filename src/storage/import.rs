@@ -185,17 +185,19 @@ impl Store {
         if is_importing { Err(StoreError::SessionImporting) } else { Ok(()) }
     }
 
-    /// Removes what processes have left that died during an import or an erasure. Returns the number of reservations that
-    /// remain, because their imports run or were running a moment ago.
+    /// Removes what processes have left that died during an import or an erasure, and its traces in the file. Returns the number
+    /// of reservations that remain, because their imports run or were running a moment ago.
     pub async fn remove_stale_imports(&self) -> Result<usize, StoreError> {
         const SELECT_IMPORTS: &str =
             "SELECT tenant_id, session_id FROM sessions WHERE import_until IS NOT NULL";
-        let Self::Sqlite(_) = self else { return Ok(0) };
+        let Self::Sqlite(database) = self else { return Ok(0) };
         let mut remaining = 0;
         for row in self.global_statement(SELECT_IMPORTS).read_all().await? {
             let (tenant, session) = (rows::tenant_id(&row)?, rows::session_id(&row)?);
             remaining += usize::from(!self.remove_stale_import(&tenant, &session).await?);
         }
+        // A process can also die after it has deleted the rows.
+        database.truncate_wal().await;
         Ok(remaining)
     }
 

@@ -63,12 +63,14 @@ fn create_private(file: &Path) {
     let _ = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
 }
 
+/// Time for which a statement waits for another process, such as a backup, that has locked the file for a moment.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Returns options for a connection to an existing file.
 pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreError> {
     let options = SqliteConnectOptions::from_str(url)
         .map_err(|_| StoreError::Url("expected sqlite://FILE or sqlite:FILE".to_owned()))?;
-    // Another process, such as a backup, may lock the file for a moment.
-    Ok(options.busy_timeout(Duration::from_secs(5)).log_statements(tracing::log::LevelFilter::Off))
+    Ok(options.busy_timeout(BUSY_TIMEOUT).log_statements(tracing::log::LevelFilter::Off))
 }
 
 #[derive(Debug)]

@@ -7,7 +7,9 @@ use crate::support::backend::Backend;
 use crate::support::client::{Response, TestClient};
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::{Connection as _, Executor as _, SqliteConnection};
 use std::fmt::Write as _;
+use std::fs;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -176,6 +178,57 @@ async fn erasure_that_was_killed_stays_invisible_and_is_continued() {
             assert_eq!(count(&backend, rows).await, 0, "{table}");
         }
     }
+}
+
+/// Returns `true` if the file of the database or its log contains a text of the session `large`.
+fn is_in_file(backend: &Backend) -> bool {
+    let url = backend.url();
+    let path = url.strip_prefix("sqlite://").and_then(|path| path.split('?').next()).expect("a file");
+    [path.to_owned(), format!("{path}-wal")].iter().any(|path| {
+        let bytes = fs::read(path).unwrap_or_default();
+        bytes.windows(16).any(|window| window == b"Plums for the fe")
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn erasure_that_was_killed_leaves_nothing_in_the_file_after_the_start() {
+    let backend = Backend::sqlite().await;
+    let mut service = Precis::on(&backend).start().await;
+    fill(&service).await;
+    let erasure = Removal::Erasure.begin(&service, &backend).await;
+    erasure.abort();
+    service.signal("KILL");
+    let _ = service.ended().await;
+    assert!(is_in_file(&backend), "the erasure has ended before the signal");
+    let _service = Precis::on(&backend).start().await;
+    let since = Instant::now();
+    while is_in_file(&backend) {
+        assert!(since.elapsed() < SOON, "the start leaves erased text in the file");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_write_while_an_erasure_waits_for_a_reader() {
+    let backend = Backend::sqlite().await;
+    let service = Precis::on(&backend).start().await;
+    for session in ["large", "small"] {
+        exchange(&service, session).await.ok(201);
+    }
+    // A backup is such a reader.
+    let mut reader = SqliteConnection::connect(&backend.url()).await.expect("connected");
+    reader.execute("BEGIN; SELECT count(*) FROM messages").await.expect("a snapshot");
+    let client: &TestClient = &service;
+    let erasure = tokio::spawn(Removal::Erasure.send(client.clone()));
+    let (mut written, mut longest) = (0, Duration::ZERO);
+    while !erasure.is_finished() {
+        let begun = Instant::now();
+        exchange(&service, "small").await.ok(201);
+        (written, longest) = (written + 1, longest.max(begun.elapsed()));
+    }
+    erasure.await.expect("no panic").ok(204);
+    println!("{written} exchanges meanwhile, which took {longest:?} at most");
+    assert!(longest < Duration::from_secs(2), "an exchange waited {longest:?} for the reader");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

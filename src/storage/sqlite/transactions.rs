@@ -1,14 +1,19 @@
 //! Transactions of several statements on SQLite, and the removal of erased data.
 
-use super::{Query, Sqlite, now};
+use super::{BUSY_TIMEOUT, Query, Sqlite, now};
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
 use crate::storage::statement::Transaction;
-use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
+use sqlx::{AssertSqlSafe, Row as _};
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
 
 /// A larger file is not rebuilt, because all writes wait for that.
 const MAX_REBUILT_BYTES: i64 = 256 * 1024 * 1024;
+/// Longest time for the attempts to truncate the write-ahead log.
+const TRUNCATION_TIME: Duration = Duration::from_secs(5);
+const TRUNCATION_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Sqlite {
     /// Runs a text of several statements in one transaction, and returns the last row.
@@ -55,12 +60,40 @@ impl Sqlite {
     }
 
     /// Removes erased data from the write-ahead log, too: old frames would stay in that file until they are overwritten.
-    /// This is best effort; if a reader prevents it, the next checkpoint does it.
+    /// This is best effort: if a reader prevents it for long, the next erasure or run of the retention does it. Others write between
+    /// the attempts.
     pub(in crate::storage) async fn truncate_wal(&self) {
-        const TRUNCATE_WAL: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
-        if let Err(error) = sqlx::query(TRUNCATE_WAL).fetch_all(&self.writer).await {
-            tracing::warn!(%error, "failed to truncate the write-ahead log; it may still contain erased data");
+        let begun = Instant::now();
+        loop {
+            match self.try_to_truncate_wal().await {
+                Ok(true) => return,
+                Ok(false) if begun.elapsed() < TRUNCATION_TIME => sleep(TRUNCATION_INTERVAL).await,
+                Ok(false) => {
+                    tracing::warn!(
+                        "a reader of the database, perhaps a backup, keeps erased data in the write-ahead log; the next \
+                         erasure or run of the retention removes it"
+                    );
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "failed to truncate the write-ahead log; it may still contain erased data");
+                    return;
+                }
+            }
         }
+    }
+
+    /// Truncates the write-ahead log. Returns `false` if readers still need it.
+    async fn try_to_truncate_wal(&self) -> Result<bool, sqlx::Error> {
+        // Other writers wait as long as the checkpoint waits for readers.
+        const SET_SHORT_TIMEOUT: &str = "PRAGMA busy_timeout = 40";
+        const TRUNCATE_WAL: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
+        let mut connection = self.writer.acquire().await?;
+        sqlx::query(SET_SHORT_TIMEOUT).execute(&mut *connection).await?;
+        let truncated = sqlx::query(TRUNCATE_WAL).fetch_one(&mut *connection).await;
+        let restore_timeout = format!("PRAGMA busy_timeout = {}", BUSY_TIMEOUT.as_millis());
+        sqlx::query(AssertSqlSafe(restore_timeout)).execute(&mut *connection).await?;
+        Ok(truncated?.try_get::<i64, _>("busy")? == 0)
     }
 
     /// Makes room on the disk for one erasure. Returns `false` if there is no reserve.
