@@ -17,14 +17,41 @@ pub(super) fn strip_reasoning(text: &str) -> &str {
         rest = rest.get(end..).unwrap_or_default().trim_start();
     }
     // If the chat template opens the block, the response only contains the closing tag: alone on a line, or before an empty line.
+    // A block that the text opens itself, at the beginning of a line, is an example of such a block.
+    let mut examples = 0_usize;
     let ends_reasoning = |tag: &Tag| {
-        let is_blank = |line: Option<&str>| line.is_none_or(|line| line.trim().is_empty());
-        let before = rest.get(..tag.begin).unwrap_or_default().rsplit('\n').next();
-        let mut after = rest.get(tag.end..).unwrap_or_default().split('\n');
-        tag.kind == TagKind::Close && is_blank(after.next()) && (is_blank(before) || is_blank(after.next()))
+        let before = rest.get(..tag.begin).unwrap_or_default();
+        if tag.kind == TagKind::Open && ends_with_blank_line(before) {
+            examples += 1;
+        }
+        if tag.kind != TagKind::Close {
+            return false;
+        }
+        if examples > 0 {
+            examples -= 1;
+            return false;
+        }
+        let next_line = after_blank_line(rest.get(tag.end..).unwrap_or_default());
+        next_line.is_some_and(|next| ends_with_blank_line(before) || after_blank_line(next).is_some())
     };
     let end = tags(rest).find(ends_reasoning).map(|tag| tag.end);
     end.and_then(|end| rest.get(end..)).unwrap_or(rest).trim_start()
+}
+
+/// Returns `true` if the last line of a text is blank or empty.
+fn ends_with_blank_line(text: &str) -> bool {
+    let text = text.trim_end_matches(is_space_in_line);
+    text.is_empty() || text.ends_with('\n')
+}
+
+/// Returns the text after its first line if this line is blank.
+fn after_blank_line(text: &str) -> Option<&str> {
+    let text = text.trim_start_matches(is_space_in_line);
+    if text.is_empty() { Some(text) } else { text.strip_prefix('\n') }
+}
+
+fn is_space_in_line(c: char) -> bool {
+    c != '\n' && c.is_whitespace()
 }
 
 /// Returns the end of the block at the beginning: the closing tag that belongs to the first opening tag. Reasoning may mention
@@ -96,6 +123,18 @@ fn tags(text: &str) -> impl Iterator<Item = Tag> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn large_texts_take_linear_time() {
+        let begun = Instant::now();
+        for part in ["</think>", "<think>", "<think></think>", "<think/>", "<think ", "</think>\n"] {
+            for start in ["", "Ada"] {
+                strip_reasoning(&format!("{start}{}", part.repeat(1_000_000 / part.len())));
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
 
     #[test]
     fn leading_reasoning_is_removed_and_tags_inside_the_text_are_kept() {
@@ -125,6 +164,12 @@ mod tests {
                 "Ada asked what <think> means, and </think> too.",
                 "Ada asked what <think> means, and </think> too.",
             ),
+            (
+                "Ada showed a block:\n<think>\nHm.\n</think>\n\nIt ends so.",
+                "Ada showed a block:\n<think>\nHm.\n</think>\n\nIt ends so.",
+            ),
+            ("Hm.\n<think>\nWho?\n</think>\nOh.\n</think>\nAda flies.", "Ada flies."),
+            ("Hm, the <think> tag.\n</think>\n\nAda flies.", "Ada flies."),
             ("<b>Ada</b> flies.", "<b>Ada</b> flies."),
             ("<thin", "<thin"),
             ("<thinker>Ada</thinker>", "<thinker>Ada</thinker>"),
