@@ -6,10 +6,12 @@
 use axum::Router;
 use axum::serve::Listener;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -25,6 +27,9 @@ const MAX_BUFFER_BYTES: usize = 64 * 1024;
 
 /// Time for a connection to close, after which the next one is asked to close, too.
 const CLOSE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time for the head of the first request of a connection to become complete after the connection was asked to close.
+const LAST_HEAD_TIME: Duration = Duration::from_secs(1);
 
 /// Limits of the connections.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +99,13 @@ pub async fn serve(
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(limits.write_timeout));
         let stream = TokioIo::new(Box::pin(stream));
-        let connection = http.serve_connection(stream, TowerToHyperService::new(router.clone()));
+        let has_request = Arc::new(AtomicBool::new(false));
+        let (seen, service) = (Arc::clone(&has_request), TowerToHyperService::new(router.clone()));
+        let service = service_fn(move |request| {
+            seen.store(true, Ordering::Relaxed);
+            service.call(request)
+        });
+        let connection = http.serve_connection(stream, service);
         number += 1;
         let (number, close, open) = (number, stop.child_token(), Arc::clone(&open));
         open.lock().insert(number, close.clone());
@@ -104,7 +115,11 @@ pub async fn serve(
             let ended = close.run_until_cancelled(connection.as_mut()).await;
             if ended.is_none() {
                 connection.as_mut().graceful_shutdown();
-                let _ = connection.await;
+                // A client that sends a head slowly would keep its place until the timeout for the head.
+                let has_ended = timeout(LAST_HEAD_TIME, connection.as_mut()).await.is_ok();
+                if !has_ended && has_request.load(Ordering::Relaxed) {
+                    let _ = connection.await;
+                }
             }
             open.lock().remove(&number);
             drop(place);

@@ -113,6 +113,24 @@ async fn new_connection_replaces_the_oldest_one(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unfinished_heads_keep_no_connection_out(backend: Backend) {
+    let app = TestApp::start(&backend, &[("server.max_connections", "2")]).await;
+    let address = app.url.strip_prefix("http://").expect("an address");
+    let mut unfinished = Vec::new();
+    for _ in 0..2 {
+        let mut slow = TcpStream::connect(address).await.expect("open");
+        slow.write_all(b"GET /livez HT").await.expect("sent");
+        unfinished.push(slow);
+    }
+    let mut other = get(&app, "/livez").await;
+    // Half of the time after which an unfinished head ends its connection without the limit.
+    let response = timeout(Duration::from_secs(30), read_response(&mut other)).await.expect("kept out");
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaced_connection_receives_its_response(backend: Backend) {
     let app = start(&backend, &[("server.max_connections", "1")]).await;
     let mut oldest = unread(&app, "/sessions/s/export").await;
