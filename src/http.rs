@@ -35,6 +35,7 @@ use utoipa_axum::routes;
 mod access;
 mod api_routes;
 mod chat;
+mod connections;
 mod context_schemas;
 mod error;
 mod extract;

@@ -91,23 +91,35 @@ async fn read_response(stream: &mut TcpStream) -> String {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_connection_replaces_the_oldest_one(backend: Backend) {
-    let app = TestApp::start(&backend, &[("server.max_connections", "2")]).await;
+async fn new_connection_replaces_the_one_that_is_idle_for_the_longest_time(backend: Backend) {
+    let app = start(&backend, &[("server.max_connections", "4")]).await;
+    let mut responding = unread(&app, "/sessions/s/export").await;
+    let mut used = get(&app, "/livez").await;
+    assert!(read_response(&mut used).await.starts_with("HTTP/1.1 200"));
     let mut silent =
         TcpStream::connect(app.url.strip_prefix("http://").expect("an address")).await.expect("open");
     let mut idle = get(&app, "/livez").await;
     assert!(read_response(&mut idle).await.starts_with("HTTP/1.1 200"));
-    let mut third = get(&app, "/livez").await;
-    assert!(read_response(&mut third).await.starts_with("HTTP/1.1 200"));
-    // The oldest connection made room, the others are still open.
-    assert_eq!(
-        timeout(PATIENCE, silent.read_u8()).await.expect("closed").map_err(|error| error.kind()),
-        Err(ErrorKind::UnexpectedEof)
-    );
-    for open in [&mut idle, &mut third] {
-        open.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("sent");
-        assert!(read_response(open).await.starts_with("HTTP/1.1 200"));
+    request_again(&mut used).await;
+    let mut kept = Vec::new();
+    for closed in [&mut silent, &mut idle] {
+        let mut new = get(&app, "/livez").await;
+        assert!(read_response(&mut new).await.starts_with("HTTP/1.1 200"));
+        assert_eq!(
+            timeout(PATIENCE, closed.read_u8()).await.expect("closed").map_err(|error| error.kind()),
+            Err(ErrorKind::UnexpectedEof)
+        );
+        request_again(&mut used).await;
+        kept.push(new);
     }
+    let mut rest = vec![0; LARGE];
+    timeout(PATIENCE, responding.read_exact(&mut rest)).await.expect("in time").expect("open");
+}
+
+/// Sends another request in an open connection.
+async fn request_again(stream: &mut TcpStream) {
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("sent");
+    assert!(read_response(stream).await.starts_with("HTTP/1.1 200"));
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -117,8 +129,11 @@ async fn unfinished_heads_keep_no_connection_out(backend: Backend) {
     let app = TestApp::start(&backend, &[("server.max_connections", "2")]).await;
     let address = app.url.strip_prefix("http://").expect("an address");
     let mut unfinished = Vec::new();
-    for _ in 0..2 {
+    for requests in 0..2 {
         let mut slow = TcpStream::connect(address).await.expect("open");
+        for _ in 0..requests {
+            request_again(&mut slow).await;
+        }
         slow.write_all(b"GET /livez HT").await.expect("sent");
         unfinished.push(slow);
     }
