@@ -119,7 +119,10 @@ impl Store {
         let hidden = self.using_reserve(hide).await?;
         if hidden.is_empty() {
             // An interrupted erasure may have hidden it, or its branches.
-            self.remove_hidden(tenant).await?;
+            let hidden = self.hidden_sessions(tenant).await?;
+            if !hidden.is_empty() {
+                self.remove_erased(tenant, &hidden).await?;
+            }
             return Ok(false);
         }
         self.remove_erased(tenant, &hidden).await?;
@@ -171,9 +174,9 @@ impl Store {
             }
         }
         // Including sessions that an interrupted erasure has hidden, which have no user any more.
-        self.remove_hidden(tenant).await?;
-        if was_known {
-            self.remove_erased(tenant, &[]).await?;
+        let hidden = self.hidden_sessions(tenant).await?;
+        if was_known || !hidden.is_empty() {
+            self.remove_erased(tenant, &hidden).await?;
         }
         Ok(was_known)
     }
@@ -206,13 +209,12 @@ impl Store {
         Ok(())
     }
 
-    /// Removes all hidden sessions of a tenant.
-    async fn remove_hidden(&self, tenant: &TenantId) -> Result<(), StoreError> {
+    /// Returns all hidden sessions of a tenant.
+    async fn hidden_sessions(&self, tenant: &TenantId) -> Result<Vec<SessionId>, StoreError> {
         const SELECT_HIDDEN: &str =
             "SELECT session_id FROM sessions WHERE tenant_id = $1 AND import_until = 0";
         let rows = self.statement(tenant, SELECT_HIDDEN).read_all().await?;
-        let hidden = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
-        if hidden.is_empty() { Ok(()) } else { self.remove_erased(tenant, &hidden).await }
+        rows.iter().map(rows::session_id).collect()
     }
 
     /// Runs an erasure or a part of it. On a full disk, SQLite tries again with the space that is reserved for erasures.

@@ -52,6 +52,14 @@ impl Removal {
         }
     }
 
+    /// Kills the service when a part of the index is removed.
+    async fn kill_meanwhile(self, mut service: Process, backend: &Backend) {
+        let removal = self.begin(&service, backend).await;
+        removal.abort();
+        service.signal("KILL");
+        let _ = service.ended().await;
+    }
+
     /// Sends the request, and waits until a part of the index is removed.
     async fn begin(self, service: &Process, backend: &Backend) -> JoinHandle<Response> {
         let client: &TestClient = service;
@@ -155,10 +163,7 @@ async fn erasure_that_was_killed_stays_invisible_and_is_continued() {
     let mut service = Precis::on(&backend).start().await;
     for is_repeated in [false, true] {
         fill(&service).await;
-        let erasure = Removal::Erasure.begin(&service, &backend).await;
-        erasure.abort();
-        service.signal("KILL");
-        let _ = service.ended().await;
+        Removal::Erasure.kill_meanwhile(service, &backend).await;
         assert!(count(&backend, COUNT_ENTRIES).await > 10, "the erasure has ended before the signal");
         service = Precis::on(&backend).start().await;
         check_hidden(&service).await;
@@ -193,12 +198,9 @@ fn is_in_file(backend: &Backend) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erasure_that_was_killed_leaves_nothing_in_the_file_after_the_start() {
     let backend = Backend::sqlite().await;
-    let mut service = Precis::on(&backend).start().await;
+    let service = Precis::on(&backend).start().await;
     fill(&service).await;
-    let erasure = Removal::Erasure.begin(&service, &backend).await;
-    erasure.abort();
-    service.signal("KILL");
-    let _ = service.ended().await;
+    Removal::Erasure.kill_meanwhile(service, &backend).await;
     assert!(is_in_file(&backend), "the erasure has ended before the signal");
     let _service = Precis::on(&backend).start().await;
     let since = Instant::now();
@@ -262,12 +264,9 @@ async fn others_write_during_a_large_rewind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rewind_that_was_killed_leaves_the_session_and_its_index() {
     let backend = Backend::sqlite().await;
-    let mut service = Precis::on(&backend).start().await;
+    let service = Precis::on(&backend).start().await;
     fill(&service).await;
-    let rewind = Removal::Rewind.begin(&service, &backend).await;
-    rewind.abort();
-    service.signal("KILL");
-    let _ = service.ended().await;
+    Removal::Rewind.kill_meanwhile(service, &backend).await;
     let service = Precis::on(&backend).start().await;
     assert_eq!(service.get("/sessions/large").await.ok(200)["last_seq"], MESSAGES);
     let since = Instant::now();
