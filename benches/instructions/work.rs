@@ -8,6 +8,7 @@ use crate::domain::context::{self, CountedText, SystemParts};
 use crate::domain::coverage::{self, TailSelection};
 use crate::domain::exchange::Exchange;
 use crate::domain::format::{Format, ListOptions, RenderInput};
+use crate::domain::headings;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use crate::domain::message::{Message, Role};
@@ -126,6 +127,15 @@ fn assemble() {
         SystemParts { system_prompt: "You plan workshops.", memory, summary, skills: "", notice: true };
     run("join_system_message", || drop(black_box(context::system_message(black_box(&parts)))));
     let system = context::system_message(&parts);
+    // A quadratic search for the ends of tags and headings would need a hundred times as many.
+    let hostile: Vec<String> = ["<", "<b", "#", "---\n", "<h2>\n"]
+        .map(|part| format!("# {}", part.repeat(20_000 / part.len())))
+        .into();
+    run("escape_hostile_headings_of_100_kb", || {
+        for text in &hostile {
+            drop(black_box(headings::escape_headings(black_box(text))));
+        }
+    });
 
     for messages in [20, 100] {
         let tail = Tail::new(1, context_messages(messages));

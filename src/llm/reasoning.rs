@@ -123,17 +123,16 @@ fn tags(text: &str) -> impl Iterator<Item = Tag> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
 
     #[test]
-    fn large_texts_take_linear_time() {
-        let begun = Instant::now();
+    fn large_texts_of_tags_are_read_once() {
         for part in ["</think>", "<think>", "<think></think>", "<think/>", "<think ", "</think>\n"] {
             for start in ["", "Ada"] {
-                strip_reasoning(&format!("{start}{}", part.repeat(1_000_000 / part.len())));
+                // A quadratic search would take minutes.
+                let text = format!("{start}{}", part.repeat(1_000_000 / part.len()));
+                assert!(text.ends_with(strip_reasoning(&text)), "{part}");
             }
         }
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 
     #[test]
