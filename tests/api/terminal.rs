@@ -76,7 +76,9 @@ async fn pretty_indents_every_json_response_without_changing_it() {
                 "{path}: {response}"
             );
             let length = response.header("content-length").map(|length| length.parse().expect("a number"));
-            assert_eq!(length, Some(response.text.len()), "{path}");
+            // A large body is indented while it is sent, so that its length is unknown before.
+            let known = (response.text.len() <= 256 * 1024).then_some(response.text.len());
+            assert_eq!(length, known, "{path}");
             assert!(
                 response.status != 422 || path.contains("limit=x") || path.contains("exchanges"),
                 "{response}"
