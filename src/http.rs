@@ -142,7 +142,7 @@ pub fn router(
     let admission = Arc::new(Admission::new(limits, server.read_timeout));
     let exporter =
         MetricsExporter { prometheus, http: http_metrics.clone(), admission: Arc::clone(&admission) };
-    let guard = Guard {
+    let guard = Arc::new(Guard {
         access,
         auth: Auth {
             authenticator,
@@ -151,18 +151,21 @@ pub fn router(
         admission,
         limits: Arc::clone(limits),
         request_timeout: server.request_timeout,
-    };
+    });
+    // The documentation and the inspector need no key: their files are static and the same for all tenants.
+    let pages = openapi::page()
+        .merge(ui::pages())
+        .method_not_allowed_fallback(method_not_allowed.clone())
+        .layer(from_fn_with_state(Arc::clone(&guard), layers::guard_page));
     let router = (buffered.into_router())
         .merge(streaming.into_router())
         .merge(operational.into_router().route_layer(Extension(exporter)))
         .with_state(service)
         .fallback(route_not_found)
-        .method_not_allowed_fallback(method_not_allowed.clone())
-        .layer(from_fn_with_state(Arc::new(guard), layers::guard))
-        // The documentation and the inspector need no key: their files are static and the same for all tenants.
-        .merge(openapi::page())
-        .merge(ui::pages())
-        .method_not_allowed_fallback(method_not_allowed);
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(guard, layers::guard))
+        .merge(pages)
+        .merge(openapi::well_known());
     security_headers::with_cors(router, &server.cors_origins)
         .layer(from_fn_with_state(http_metrics, layers::observe))
 }

@@ -15,9 +15,11 @@ use super::openapi::responses::RouteKind;
 use super::response_body;
 use crate::capacity::{self, ClientId};
 use crate::config::Limits;
+use crate::domain::api_key::Scope;
+use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{HOST, TRANSFER_ENCODING};
-use axum::http::{HeaderValue, Method, Version};
+use axum::http::{HeaderValue, Method, StatusCode, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::FutureExt as _;
@@ -68,6 +70,18 @@ pub(super) async fn guard(State(guard): State<Arc<Guard>>, request: Request, nex
         Ok(Err(problem)) => problem.into_response(),
         Err(panic) => error::panicked(panic.as_ref()),
     }
+}
+
+/// Serves the files of pages to everyone. As on all other paths, a client without a key does not learn which ones exist.
+pub(super) async fn guard_page(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    let mut credentials = Request::from_parts(head.clone(), Body::empty());
+    let response = next.run(Request::from_parts(head, body)).await;
+    if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
+        let authenticated = guard.auth.authenticate(&mut credentials, Access::Key(Scope::Read)).await;
+        return authenticated.map_or_else(Problem::into_response, |()| response);
+    }
+    response
 }
 
 impl Guard {

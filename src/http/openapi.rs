@@ -90,18 +90,17 @@ pub fn json() -> Result<String, serde_json::Error> {
     Ok(document().to_pretty_json()? + "\n")
 }
 
-/// Returns the routes `/`, `/openapi.json` and `/docs`, and the 404 for all paths below `/.well-known`. The page is part of the binary, so that it works without internet.
+/// Returns the routes `/`, `/openapi.json` and `/docs`. The page is part of the binary, so that it works without internet.
 pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let config = Config::default().validator_url("none").try_it_out_enabled(true);
     let page = SwaggerUi::new("/docs").url("/openapi.json", document()).config(config);
-    Router::from(page)
-        .layer(middleware::from_fn(adapt_page_response))
-        .route("/", get(index))
-        // MCP clients look here for an authorization server before they send their key.
-        .route(
-            "/.well-known/{*rest}",
-            any(async |method: Method, uri: Uri| error::route_not_found(&method, &uri, |_| false)),
-        )
+    Router::from(page).layer(middleware::from_fn(adapt_page_response)).route("/", get(index))
+}
+
+/// Returns the 404 for all paths below `/.well-known`. MCP clients look there for an authorization server before they send their key.
+pub(super) fn well_known<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    let not_found = async |method: Method, uri: Uri| error::route_not_found(&method, &uri, |_| false);
+    Router::new().route("/.well-known/{*rest}", any(not_found))
 }
 
 /// Names the places to begin with, for people who open the address of the service.

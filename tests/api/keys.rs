@@ -94,15 +94,23 @@ async fn each_route_enforces_its_documented_scope() {
     }
 }
 
-/// The documentation page, the document and the error for a wrong method need no key. All other paths need one.
+/// The pages and the document need no key. All other paths and methods need one.
 #[tokio::test]
 async fn undocumented_paths_need_a_key() {
     let backend = Backend::sqlite().await;
     let app = TestApp::start(&backend, &[]).await;
     let reader = app.with_key(backend.key("acme", Scope::Read).await.expose());
-    for path in ["/", "/docs/", "/openapi.json"] {
+    for path in ["/", "/docs/", "/openapi.json", "/ui/", "/ui/app.js"] {
         assert_eq!(app.get(path).await.status, 200, "{path}");
+        ask(&app, &Method::POST, path).await.problem(401, "unauthorized");
+        ask(&reader, &Method::POST, path).await.problem(405, "method-not-allowed");
     }
+    for path in ["/docs/nothing", "/ui/nothing"] {
+        ask(&app, &Method::GET, path).await.problem(401, "unauthorized");
+        ask(&reader, &Method::GET, path).await.problem(404, "route-not-found");
+    }
+    // MCP clients look here for an authorization server before they send their key.
+    ask(&app, &Method::GET, "/.well-known/nothing").await.problem(404, "route-not-found");
     for path in ["/nothing", "/sessions/a/b"] {
         for method in [Method::GET, Method::POST, Method::DELETE] {
             ask(&app, &method, path).await.problem(401, "unauthorized");
