@@ -63,7 +63,7 @@ pub(super) fn equivalents(kind: &str, block: &Members<'_>) -> Option<Vec<Equival
 
 /// Returns `true` for calls and results of tools that run at the provider. New tools have new types of results.
 fn is_of_provider_tool(kind: &str) -> bool {
-    kind.ends_with("_tool_use") || kind.ends_with("_tool_result")
+    !provider_tool_fields(kind).is_empty()
 }
 
 /// Returns the equivalents of the content of a result, a document or a search result: a text, or a list of blocks.
@@ -128,7 +128,7 @@ pub(super) fn block_errors(kind: &str, block: &Members<'_>) -> Vec<(String, Stri
     errors
 }
 
-/// Returns the fields that a call or a result of a tool of the provider must have.
+/// Returns the fields that a call or a result of a tool of the provider must have; empty for all other types.
 fn provider_tool_fields(kind: &str) -> &'static [&'static str] {
     if kind.ends_with("_tool_use") {
         &["id", "name", "input"]
