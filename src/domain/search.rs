@@ -14,6 +14,8 @@
 //! stores return the same hits in the same order. A change of the terms that a text produces requires a new
 //! [`analyzer::Analyzer::version`].
 
+use super::id::SessionId;
+
 pub mod analyzer;
 pub mod lexemes;
 pub mod matcher;
@@ -21,3 +23,10 @@ pub mod query;
 pub mod rank;
 pub mod snippet;
 pub mod text;
+
+/// The position of a message.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MessageRef {
+    pub session: SessionId,
+    pub seq: i64,
+}

@@ -5,9 +5,10 @@
 //! among the messages: a name or a number that no message has weighs most. The score is the share of the weight of the sentence that
 //! one message covers. A sentence with a low score is not wrong for certain: it may combine several messages, or use other words.
 
-use super::search::analyzer::{Analyzer, Segment, segments};
+use super::search::analyzer::{Analyzer, segments};
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 use unicode_segmentation::UnicodeSegmentation as _;
 
 /// The score from which a sentence counts as supported.
@@ -127,23 +128,24 @@ struct Vocabulary {
     analyzer: Analyzer,
     ids: HashMap<String, usize>,
     analyzed: HashMap<String, Vec<Word>>,
+    stop_words: HashSet<Rc<str>>,
     stop_terms: HashSet<usize>,
 }
 
 impl Vocabulary {
     fn new(analyzer: Analyzer) -> Self {
-        Self { analyzer, ids: HashMap::new(), analyzed: HashMap::new(), stop_terms: HashSet::new() }
+        let (stop_words, stop_terms) = (analyzer.stop_terms(), HashSet::new());
+        Self { analyzer, ids: HashMap::new(), analyzed: HashMap::new(), stop_words, stop_terms }
     }
 
     /// Adds the words of a sentence of the summary and returns them.
     fn add(&mut self, text: &str) -> Vec<Word> {
-        let stop_terms = self.analyzer.stop_terms();
         let mut words = Vec::new();
         for segment in segments(text) {
             let raw = text.get(segment.range.clone()).unwrap_or_default();
-            for (term, form) in forms(self.analyzer, &segment, raw) {
-                let is_stop_term = stop_terms.contains(&term);
-                let [term, form] = [term, format!("={form}")].map(|key| {
+            for (term, form) in forms(self.analyzer, raw) {
+                let is_stop_term = self.stop_words.contains(&*term);
+                let [term, form] = [term.to_string(), format!("={form}")].map(|key| {
                     let next = self.ids.len();
                     *self.ids.entry(key).or_insert(next)
                 });
@@ -166,12 +168,12 @@ impl Vocabulary {
                 continue;
             }
             let id = |key: &str| self.ids.get(key).copied();
-            let word = |(term, form): (String, String)| Word {
+            let word = |(term, form): (Rc<str>, Rc<str>)| Word {
                 term: id(&term),
                 form: id(&format!("={form}")),
                 is_item_number: is_item_number(raw),
             };
-            let read: Vec<Word> = forms(self.analyzer, &segment, raw).into_iter().map(word).collect();
+            let read: Vec<Word> = forms(self.analyzer, raw).map(word).collect();
             words.extend(&read);
             self.analyzed.insert(raw.to_owned(), read);
         }
@@ -180,12 +182,9 @@ impl Vocabulary {
 }
 
 /// Returns the terms of a segment, each with its unstemmed form.
-fn forms(analyzer: Analyzer, segment: &Segment, raw: &str) -> Vec<(String, String)> {
-    if segment.is_word {
-        return analyzer.word_terms(raw).collect();
-    }
+fn forms(analyzer: Analyzer, raw: &str) -> impl Iterator<Item = (Rc<str>, Rc<str>)> {
     let tokens = analyzer.tokens(raw).into_iter().filter(|token| !token.is_unigram);
-    tokens.map(|token| (token.term, token.unstemmed)).collect()
+    tokens.map(|token| (token.term, token.unstemmed))
 }
 
 fn is_item_number(raw: &str) -> bool {

@@ -38,29 +38,26 @@ impl MemoryService {
 impl IndexWorker {
     /// Runs without end.
     pub async fn run(self) {
-        let (mut next_check, mut succeeded) = (Instant::now(), true);
+        let (mut next_check, mut failed) = (Instant::now(), false);
         loop {
             let is_check_due = next_check <= Instant::now();
-            let result = self.index(is_check_due).await;
-            if is_check_due && result.is_ok() {
+            if let Err(error) = self.index(is_check_due).await {
+                // Only the first of consecutive failures is logged as a warning, and none of an unreachable database, because
+                // failing requests report it.
+                if failed || matches!(error, StoreError::Unavailable(_)) {
+                    tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
+                } else {
+                    tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may miss messages");
+                }
+                failed = true;
+                tokio::time::sleep(RETRY_DELAY).await;
+                continue;
+            }
+            failed = false;
+            if is_check_due {
                 next_check = Instant::now() + CHECK_INTERVAL;
             }
-            match result {
-                Ok(()) => _ = timeout_at(next_check, self.wakeup.notified()).await,
-                Err(error) => {
-                    // Only the first of consecutive failures is logged as a warning, and none of an unreachable database, because
-                    // failing requests report it.
-                    if succeeded && !matches!(error, StoreError::Unavailable(_)) {
-                        tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may miss messages");
-                    } else {
-                        tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
-                    }
-                    succeeded = false;
-                    tokio::time::sleep(RETRY_DELAY).await;
-                    continue;
-                }
-            }
-            succeeded = true;
+            _ = timeout_at(next_check, self.wakeup.notified()).await;
             tokio::time::sleep(DEBOUNCE).await;
         }
     }
@@ -68,12 +65,12 @@ impl IndexWorker {
     /// Indexes the missing messages. With `check`, looks for them in all tenants before and after.
     async fn index(&self, check: bool) -> Result<(), StoreError> {
         let state = if check { self.store.index_state().await? } else { IndexState::default() };
+        let IndexState { messages, is_rebuilding, .. } = state;
         if check {
             self.record(&state);
         }
-        let is_incomplete = state.messages > 0 || state.is_rebuilding;
+        let is_incomplete = messages > 0 || is_rebuilding;
         if is_incomplete {
-            let IndexState { messages, is_rebuilding, .. } = state;
             tracing::info!(
                 messages,
                 is_rebuilding,

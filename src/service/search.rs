@@ -7,16 +7,18 @@ use crate::blocking;
 use crate::capacity;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Role;
-use crate::domain::search::matcher::Matcher;
+use crate::domain::search::MessageRef;
+use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::Query;
 use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::storage::Store;
-use crate::storage::search::{MessageRef, MissingMessages, StoredHit};
+use crate::storage::search::MissingMessages;
 use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use time::OffsetDateTime;
 
 pub use crate::domain::search::query::InvalidQuery;
@@ -103,8 +105,9 @@ impl MemoryService {
             query = Query::parse(analyzer, &request.text)?;
         }
         filter.excluded_terms = query.excluded_terms();
-        let matcher = Matcher::new(analyzer, &query);
-        let mut read = ReadMessages { matcher, candidates: Vec::new() }.add(&filter, newest).await?;
+        let query = Arc::new(query);
+        let read = ReadMessages { analyzer, query: Arc::clone(&query), candidates: Vec::new() };
+        let mut read = read.add(&filter, newest).await?;
         let limit = request.limit.min(MAX_LIMIT);
         // Hits beyond the limit can become the best ones.
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
@@ -123,13 +126,6 @@ impl MemoryService {
         // Messages around those of the index can be better hits than these.
         let neighbours = ranking.promising_neighbours(&ranked, ranked_hits);
         if !neighbours.is_empty() {
-            // Their times are unknown, and not needed to read them.
-            let message_ref = |(session, seq): (&SessionId, i64)| MessageRef {
-                created_at: OffsetDateTime::UNIX_EPOCH,
-                seq,
-                session: session.clone(),
-            };
-            let neighbours: Vec<MessageRef> = neighbours.into_iter().map(message_ref).collect();
             read = self.read(tenant, &filter, &neighbours, read).await?;
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
@@ -163,10 +159,10 @@ impl MemoryService {
         refs: &[MessageRef],
         read: ReadMessages,
     ) -> Result<ReadMessages, Error> {
-        let known: HashSet<_> = read.candidates.iter().map(|known| (&known.session, known.seq)).collect();
-        let unread = refs.iter().filter(|found| !known.contains(&(&found.session, found.seq)));
-        let unread: Vec<MessageRef> = unread.cloned().collect();
-        let stored = self.store.fetch_hits(tenant, filter.user.as_ref(), &unread, MAX_RANKED_BYTES).await?;
+        let known: HashSet<&MessageRef> = read.candidates.iter().map(|known| &known.place).collect();
+        let unread: Vec<_> = refs.iter().filter(|found| !known.contains(found)).cloned().collect();
+        let user = filter.user.as_ref();
+        let stored = self.store.fetch_messages(tenant, user, &unread, &[0..=0], MAX_RANKED_BYTES).await?;
         read.add(filter, stored).await
     }
 
@@ -176,24 +172,18 @@ impl MemoryService {
         hits: &mut [SearchHit],
         max_distance: i64,
     ) -> Result<(), Error> {
-        let message_ref = |hit: &SearchHit| MessageRef {
-            created_at: hit.created_at,
-            seq: hit.seq,
-            session: hit.session_id.clone(),
-        };
+        let message_ref = |hit: &SearchHit| MessageRef { session: hit.session_id.clone(), seq: hit.seq };
         let refs: Vec<MessageRef> = hits.iter().map(message_ref).collect();
-        let stored = self.store.fetch_neighbours(tenant, &refs, max_distance, MAX_NEIGHBOUR_BYTES).await?;
-        let mut by_session: HashMap<SessionId, HashMap<i64, StoredMessage>> = HashMap::new();
-        for StoredHit { message_ref: MessageRef { created_at, seq, session }, redacted_at, json } in stored {
-            let message = StoredMessage { seq, created_at, redacted_at, json };
-            by_session.entry(session).or_default().insert(seq, message);
-        }
+        let sides = [-max_distance..=-1, 1..=max_distance];
+        let stored = self.store.fetch_messages(tenant, None, &refs, &sides, MAX_NEIGHBOUR_BYTES).await?;
+        let position =
+            |(session, message): (_, StoredMessage)| (MessageRef { session, seq: message.seq }, message);
+        let messages: HashMap<MessageRef, StoredMessage> = stored.into_iter().map(position).collect();
         // A neighbour of several hits is returned, and counted, with each of them.
         let mut remaining = usize::try_from(MAX_NEIGHBOUR_BYTES).unwrap_or(usize::MAX);
         for hit in hits {
-            let Some(messages) = by_session.get(&hit.session_id) else { continue };
             let mut take = |seq: i64| {
-                let message = messages.get(&seq)?;
+                let message = messages.get(&MessageRef { session: hit.session_id.clone(), seq })?;
                 remaining = remaining.checked_sub(message.json.len())?;
                 Some(message.clone())
             };
@@ -209,31 +199,31 @@ impl MemoryService {
 
 /// The messages that were read for a search.
 struct ReadMessages {
-    matcher: Matcher,
+    analyzer: Analyzer,
+    query: Arc<Query>,
     candidates: Vec<Candidate>,
 }
 
 impl ReadMessages {
     /// Adds the messages that pass the filter.
-    async fn add(mut self, filter: &SearchFilter, mut stored: Vec<StoredHit>) -> Result<Self, Error> {
+    async fn add(
+        mut self,
+        filter: &SearchFilter,
+        mut stored: Vec<(SessionId, StoredMessage)>,
+    ) -> Result<Self, Error> {
         let SearchFilter { role, since, until, .. } = *filter;
-        stored.retain(|StoredHit { message_ref: MessageRef { created_at, .. }, redacted_at, .. }| {
+        stored.retain(|(_, StoredMessage { created_at, redacted_at, .. })| {
             redacted_at.is_none()
                 && since.is_none_or(|since| *created_at >= since)
                 && until.is_none_or(|until| *created_at < until)
         });
-        let bytes = stored.iter().map(|hit| hit.json.len()).sum();
+        let bytes = stored.iter().map(|(_, message)| message.json.len()).sum();
         let parse = move || {
-            for StoredHit { message_ref: MessageRef { created_at, seq, session }, json, .. } in stored {
+            for (session, StoredMessage { seq, created_at, json, .. }) in stored {
                 let message = decode_message(json)?;
                 if role.is_none_or(|role| message.role() == role) {
-                    self.candidates.push(Candidate::new(
-                        session,
-                        seq,
-                        created_at,
-                        message,
-                        &mut self.matcher,
-                    ));
+                    let (query, place) = ((self.analyzer, &*self.query), MessageRef { session, seq });
+                    self.candidates.push(Candidate::new(query, place, created_at, message));
                 }
             }
             Ok(self)
@@ -250,7 +240,7 @@ impl ReadMessages {
 
 impl SearchHit {
     fn new(candidate: &Candidate, score: f64, snippet: Snippet) -> Self {
-        let Candidate { session, seq, created_at, message, .. } = candidate;
+        let Candidate { place: MessageRef { session, seq }, created_at, message, .. } = candidate;
         Self {
             session_id: session.clone(),
             seq: *seq,

@@ -27,6 +27,7 @@ const POSTGRES: &[Source] = &[
     (13, "session index", include_str!("../../migrations/postgres/0013_session_index.sql")),
     (15, "memory authors", include_str!("../../migrations/postgres/0015_memory_authors.sql")),
     (17, "schema compatibility", include_str!("../../migrations/postgres/0017_schema_compatibility.sql")),
+    (18, "index messages", include_str!("../../migrations/postgres/0018_index_messages.sql")),
 ];
 
 const SQLITE: &[Source] = &[

@@ -7,12 +7,14 @@
 
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::DbTime;
-use super::{Store, StoreError, rows};
+use super::{Store, StoreError, StoredMessage, rows};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
+use crate::domain::search::MessageRef;
 use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
 use serde_json::{Value, json};
 use sqlx::Row as _;
+use std::ops::RangeInclusive;
 use time::OffsetDateTime;
 
 /// The messages to search. The default is all messages.
@@ -29,61 +31,25 @@ pub struct SearchFilter {
     pub excluded_terms: Vec<String>,
 }
 
-/// The newest messages that match a query.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TermMatches {
-    /// Newest first.
-    pub refs: Vec<MessageRef>,
-    /// The ids of the index entries of the first and the last of `refs`, or 0. A higher id was stored later, and the entries of
-    /// all tenants have ids from 1.
-    pub newest_id: i64,
-    pub oldest_id: i64,
-}
-
-/// The position of a message.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct MessageRef {
-    pub created_at: OffsetDateTime,
-    pub seq: i64,
-    pub session: SessionId,
+/// An entry of the index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexEntry {
+    /// A higher id was stored later. The entries of all tenants have ids from 1.
+    pub id: i64,
+    pub message: MessageRef,
 }
 
 /// Only a small part of a message with more JSON than this is searchable.
 const LARGE_MESSAGE_BYTES: i64 = 128 * 1024;
-
-/// A message that was fetched for a search.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredHit {
-    pub message_ref: MessageRef,
-    /// Time at which the content of the message was removed.
-    pub redacted_at: Option<OffsetDateTime>,
-    /// JSON, as the client sent it.
-    pub json: String,
-}
 
 /// Messages that are missing from the index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MissingMessages {
     /// The analyzer version of the index. Empty if it has none.
     pub analyzer: String,
-    pub newest: Vec<StoredHit>,
+    pub newest: Vec<(SessionId, StoredMessage)>,
     /// Number of further missing messages.
     pub others: i64,
-}
-
-impl SearchFilter {
-    /// Returns the lexemes that every message passing the filter contains.
-    fn required_lexemes(&self, prefix: &str) -> Vec<String> {
-        let session = self.session.as_ref().map(|session| lexemes::session_lexeme(prefix, session));
-        let user = self.user.as_ref().map(|user| lexemes::user_lexeme(prefix, user));
-        let role = self.role.map(|role| lexemes::role_lexeme(prefix, role));
-        [session, user, role].into_iter().flatten().collect()
-    }
-
-    /// Returns the lexemes that no message passing the filter contains.
-    fn excluded_lexemes(&self, prefix: &str) -> Vec<String> {
-        self.excluded_terms.iter().map(|term| format!("{prefix}{term}")).collect()
-    }
 }
 
 /// The query syntax of a full-text index.
@@ -101,8 +67,9 @@ const FTS5: FtsSyntax = FtsSyntax { and: " AND ", or: " OR ", and_not: " NOT ", 
 impl FtsSyntax {
     /// Renders a query within a filter. Lexemes consist of letters, digits and colons, so quotes need no escaping.
     fn render(&self, tenant: &TenantId, filter: &SearchFilter, query: &TermQuery) -> String {
-        let tenant_prefix = lexemes::tenant_prefix(tenant);
         let Self { and, or, and_not, quote, prefix } = self;
+        let SearchFilter { session, user, role, excluded_terms, .. } = filter;
+        let tenant_prefix = &lexemes::tenant_prefix(tenant);
         let quoted = |lexeme: String| format!("{quote}{lexeme}{quote}");
         let pattern = |TermPattern { term, is_prefix }: &TermPattern| {
             quoted(format!("{tenant_prefix}{term}")) + if *is_prefix { prefix } else { "" }
@@ -110,9 +77,13 @@ impl FtsSyntax {
         let any_of = |group: &Vec<TermPattern>| {
             format!("({})", group.iter().map(pattern).collect::<Vec<_>>().join(or))
         };
-        let required = filter.required_lexemes(&tenant_prefix).into_iter().map(quoted);
+        let session = session.as_ref().map(|session| lexemes::session_lexeme(tenant_prefix, session));
+        let user = user.as_ref().map(|user| lexemes::user_lexeme(tenant_prefix, user));
+        let role = role.map(|role| lexemes::role_lexeme(tenant_prefix, role));
+        let required = [session, user, role].into_iter().flatten().map(quoted);
         let all = query.0.iter().map(any_of).chain(required).collect::<Vec<_>>().join(and);
-        let excluded: Vec<String> = filter.excluded_lexemes(&tenant_prefix).into_iter().map(quoted).collect();
+        let excluded = excluded_terms.iter().map(|term| quoted(format!("{tenant_prefix}{term}")));
+        let excluded: Vec<String> = excluded.collect();
         if excluded.is_empty() { all } else { format!("({all}){and_not}({})", excluded.join(or)) }
     }
 }
@@ -122,7 +93,7 @@ impl FtsSyntax {
 /// being erased are left out.
 const LOOKUP_TERMS: Sql = Sql {
     postgres: "\
-        SELECT ids, sessions, seqs, times
+        SELECT ids, sessions, seqs
         FROM newest_matches($1, ARRAY(SELECT json_array_elements_text(CAST($2 AS json))), $3, $4, $5, $6) ORDER BY place",
     sqlite: "\
         WITH range AS MATERIALIZED (
@@ -130,8 +101,8 @@ const LOOKUP_TERMS: Sql = Sql {
             FROM search_times WHERE ($4 IS NULL OR newest >= $4) AND ($5 IS NULL OR oldest < $5)
         )
         SELECT (
-            SELECT json_group_array(json_array(id, session_id, seq, created_at)) FROM (
-                SELECT s.id, s.session_id, s.seq, s.created_at
+            SELECT json_group_array(json_array(id, session_id, seq)) FROM (
+                SELECT s.id, s.session_id, s.seq
                 FROM search_lexemes AS l CROSS JOIN search AS s ON s.id = l.rowid
                 WHERE search_lexemes MATCH q.value AND l.rowid >= (SELECT first FROM range)
                     AND l.rowid < (SELECT after FROM range) AND s.tenant_id = $1 AND ($3 IS NULL OR s.session_id = $3)
@@ -196,59 +167,43 @@ const READ_SPANS: Sql = Sql {
 };
 
 impl Store {
-    /// Returns for each query the `limit` newest matching messages, however many there are.
+    /// Returns for each query the `limit` newest matching entries, however many there are, newest first.
     pub async fn lookup_terms(
         &self,
         tenant: &TenantId,
         filter: &SearchFilter,
         queries: &[TermQuery],
         limit: i64,
-    ) -> Result<Vec<TermMatches>, StoreError> {
+    ) -> Result<Vec<Vec<IndexEntry>>, StoreError> {
         let syntax = if matches!(self, Self::Postgres(_)) { TSQUERY } else { FTS5 };
         let queries: Value = queries.iter().map(|query| syntax.render(tenant, filter, query)).collect();
         let statement = self.global_statement(LOOKUP_TERMS).bind(tenant.as_str()).bind(queries.to_string());
         let statement = statement.bind(filter.session.as_ref().map(SessionId::as_str));
         let statement = statement.bind(filter.since.map(DbTime)).bind(filter.until.map(DbTime)).bind(limit);
-        statement.read_all_of_search().await?.iter().map(term_matches).collect()
+        statement.read_all_of_search().await?.iter().map(index_entries).collect()
     }
 
-    /// Returns the messages in the order of `refs`, until their JSON exceeds `max_bytes`. Messages larger than
-    /// 128 KiB are considered last. With a user, only messages in sessions of the user.
-    pub async fn fetch_hits(
+    /// Returns the messages at these distances from each of `refs`, without duplicates, until their JSON exceeds `max_bytes`. Those
+    /// of the first references come first, and the nearest before others, except that messages larger than 128 KiB are considered
+    /// last. With a user, only messages in sessions of the user.
+    pub async fn fetch_messages(
         &self,
         tenant: &TenantId,
         user: Option<&UserId>,
         refs: &[MessageRef],
+        distances: &[RangeInclusive<i64>],
         max_bytes: i64,
-    ) -> Result<Vec<StoredHit>, StoreError> {
-        let span = |&MessageRef { seq, ref session, .. }| Span {
-            tenant,
-            session,
-            origin: seq,
-            first: seq,
-            last: seq,
-        };
-        let spans = refs.iter().map(span).enumerate();
-        let hits = self.read_spans(Some(tenant), user, spans, max_bytes, LARGE_MESSAGE_BYTES).await?;
-        Ok(hits.into_iter().map(|(_, hit)| hit).collect())
-    }
-
-    /// Returns the messages up to `distance` before and after each of `refs`, without duplicates, until their
-    /// JSON exceeds `max_bytes`. Neighbours of the first references come first, and the nearest before others.
-    pub async fn fetch_neighbours(
-        &self,
-        tenant: &TenantId,
-        refs: &[MessageRef],
-        distance: i64,
-        max_bytes: i64,
-    ) -> Result<Vec<StoredHit>, StoreError> {
-        let span = |(place, &MessageRef { seq, ref session, .. })| {
-            let side = |first, last| (place, Span { tenant, session, origin: seq, first, last });
-            [side(seq.saturating_sub(distance), seq - 1), side(seq + 1, seq.saturating_add(distance))]
-        };
-        let spans = refs.iter().enumerate().flat_map(span);
-        let neighbours = self.read_spans(Some(tenant), None, spans, max_bytes, i64::MAX).await?;
-        Ok(neighbours.into_iter().map(|(_, neighbour)| neighbour).collect())
+    ) -> Result<Vec<(SessionId, StoredMessage)>, StoreError> {
+        let spans = refs.iter().enumerate().flat_map(|(place, &MessageRef { ref session, seq: origin })| {
+            let span = move |distances: &RangeInclusive<i64>| {
+                let [first, last] =
+                    [distances.start(), distances.end()].map(|distance| origin.saturating_add(*distance));
+                (place, Span { tenant, session, origin, first, last })
+            };
+            distances.iter().map(span)
+        });
+        let found = self.read_spans(Some(tenant), user, spans, max_bytes, LARGE_MESSAGE_BYTES).await?;
+        Ok(found.into_iter().map(|(_, session, message)| (session, message)).collect())
     }
 
     /// Returns the messages of spans by ascending place, until their JSON exceeds `max_bytes`. Messages larger than `large_bytes`
@@ -260,7 +215,7 @@ impl Store {
         spans: impl Iterator<Item = (usize, Span<'_>)>,
         max_bytes: i64,
         large_bytes: i64,
-    ) -> Result<Vec<(usize, StoredHit)>, StoreError> {
+    ) -> Result<Vec<(usize, SessionId, StoredMessage)>, StoreError> {
         let span = |(place, Span { tenant, session, origin, first, last })| {
             json!([place, tenant.as_str(), session.as_str(), origin, first, last])
         };
@@ -271,39 +226,27 @@ impl Store {
         };
         let statement = statement.bind(spans).bind(max_bytes).bind(large_bytes);
         let rows = statement.bind(user.map(UserId::as_str)).read_all_of_search().await?;
-        rows.iter().map(placed_hit).collect()
+        let placed = |row: &AnyRow| {
+            let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
+            Ok((place, rows::session_id(row)?, rows::stored_message(row)?))
+        };
+        rows.iter().map(placed).collect()
     }
 }
 
-/// Returns the matches of a query. Both databases return them newest first.
-fn term_matches(row: &AnyRow) -> Result<TermMatches, StoreError> {
-    let found: Vec<(i64, String, i64, OffsetDateTime)> = match row {
+fn index_entries(row: &AnyRow) -> Result<Vec<IndexEntry>, StoreError> {
+    let found: Vec<(i64, String, i64)> = match row {
         AnyRow::Postgres(row) => {
             let (ids, sessions): (Vec<_>, Vec<_>) = (row.try_get("ids")?, row.try_get("sessions")?);
-            let (seqs, times): (Vec<_>, Vec<_>) = (row.try_get("seqs")?, row.try_get("times")?);
-            let columns = ids.into_iter().zip(sessions).zip(seqs).zip(times);
-            columns.map(|(((id, session), seq), time)| (id, session, seq, time)).collect()
+            let seqs: Vec<_> = row.try_get("seqs")?;
+            ids.into_iter().zip(sessions).zip(seqs).map(|((id, session), seq)| (id, session, seq)).collect()
         }
-        AnyRow::Sqlite(row) => {
-            let found: Vec<(i64, String, i64, i64)> = serde_json::from_str(row.try_get("matches")?)
-                .map_err(StoreError::corrupt("a row of the index"))?;
-            let time = |(id, session, seq, micros)| Ok((id, session, seq, DbTime::from_micros(micros)?.0));
-            found.into_iter().map(time).collect::<Result<_, sqlx::Error>>()?
-        }
+        AnyRow::Sqlite(row) => serde_json::from_str(row.try_get("matches")?)
+            .map_err(StoreError::corrupt("a row of the index"))?,
     };
-    let id = |found: Option<&(i64, _, _, _)>| found.map_or(0, |(id, ..)| *id);
-    let (newest_id, oldest_id) = (id(found.first()), id(found.last()));
-    let message_ref = |(_, session, seq, created_at)| {
+    let entry = |(id, session, seq)| {
         let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
-        Ok(MessageRef { created_at, seq, session })
+        Ok(IndexEntry { id, message: MessageRef { session, seq } })
     };
-    let refs = found.into_iter().map(message_ref).collect::<Result<_, StoreError>>()?;
-    Ok(TermMatches { refs, newest_id, oldest_id })
-}
-
-fn placed_hit(row: &AnyRow) -> Result<(usize, StoredHit), StoreError> {
-    let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
-    let (created_at, session) = (row.time("created_at")?, rows::session_id(row)?);
-    let message_ref = MessageRef { created_at, seq: row.field("seq")?, session };
-    Ok((place, StoredHit { message_ref, redacted_at: rows::redacted_at(row)?, json: row.field("message")? }))
+    found.into_iter().map(entry).collect()
 }

@@ -6,17 +6,16 @@
 //! indexed later, because FTS5 writes many messages together at much lower cost.
 
 use super::postgres::LOCK_NOT_AVAILABLE;
-use super::search::{MessageRef, MissingMessages, SearchFilter, Span, StoredHit};
+use super::search::{MissingMessages, SearchFilter, Span};
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::{DbTime, to_i64, user_from_column};
-use super::{Store, StoreError, rows};
+use super::{Store, StoreError, StoredMessage, rows};
 use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes;
 use serde_json::{Value, json};
-use std::collections::{BTreeSet, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use uuid::Uuid;
@@ -43,9 +42,7 @@ pub fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
 
 /// Largest number of messages of a batch, and their approximate JSON size. A single message may be larger.
 const MAX_BATCH_MESSAGES: i64 = 1000;
-const MAX_BATCH_BYTES: i64 = 1024 * 1024;
-/// Size of the lexemes that a statement inserts; those of a single message may be larger. SQLite copies a parameter several times.
-const MAX_STATEMENT_BYTES: usize = 256 * 1024;
+const MAX_BATCH_BYTES: i64 = 512 * 1024;
 /// Number of sessions that are marked as missing at once.
 const MAX_MARKED_SESSIONS: i64 = 250;
 /// Largest number of sessions whose missing messages are read and counted.
@@ -63,12 +60,13 @@ struct UnindexedSession {
     last_seq: i64,
 }
 
-/// Entries of the index for consecutive missing messages.
-struct Part {
-    session: UnindexedSession,
-    through_seq: i64,
-    /// `seq`, time and lexemes of the messages, which are separated by spaces. Redacted messages have no entry.
-    entries: Vec<(i64, i64, String)>,
+/// The entries of a batch.
+#[derive(Default)]
+struct Batch {
+    /// The sessions, each with the last message of the batch.
+    parts: Vec<(UnindexedSession, i64)>,
+    /// Number of the part, `seq`, time, and lexemes separated by spaces. Redacted messages have no entry.
+    entries: Vec<(usize, i64, i64, String)>,
 }
 
 /// Selects the version of the analyzer, and the sessions with missing messages: those with the most recent activity first.
@@ -87,48 +85,60 @@ macro_rules! select_unindexed {
     };
 }
 
-/// Condition of sessions that were not changed since their messages were read.
-macro_rules! unchanged_session {
+/// Condition of a part whose session was not changed since its messages were read.
+macro_rules! is_unchanged {
     () => {
-        "s.tenant_id = w.value ->> 0 AND s.session_id = w.value ->> 1 AND hex(s.incarnation) = upper(w.value ->> 2)
-            AND s.indexed_seq = w.value ->> 3"
+        "s.tenant_id = p.value ->> 0 AND s.session_id = p.value ->> 1 AND hex(s.incarnation) = upper(p.value ->> 2)
+            AND s.indexed_seq = p.value ->> 3 AND EXISTS (SELECT 1 FROM search_analyzer WHERE version = $2)"
     };
 }
 
-/// Records the progress of unchanged sessions, and deletes earlier entries of these messages: by another analyzer, or without the
-/// user. Ranges are one JSON text: lists of tenant, session, incarnation, `indexed_seq` and the last message.
-const ADVANCE_SESSIONS: Sql = Sql {
-    postgres: "SELECT $1 AS tenant_id, session_id FROM advance_index($1, CAST($2 AS json)) AS session_id",
+/// Inserts the entries `$4` of parts `$3` whose sessions are unchanged and records their progress, if the analyzer of the index is
+/// `$2`. Deletes earlier entries of the messages: by another analyzer, or without the user. Parts are lists of tenant, session,
+/// incarnation, `indexed_seq` and the last message. The entries are inserted in the given order, because a higher id means a later
+/// message. Returns the number of sessions.
+const INDEX_BATCH: Sql = Sql {
+    postgres: "SELECT index_messages($1, $2, CAST($3 AS json), CAST($4 AS json)) AS sessions",
     sqlite: concat!(
         "DELETE FROM search WHERE id IN (
-            SELECT e.id FROM json_each($2) AS w CROSS JOIN sessions AS s ON ",
-        unchanged_session!(),
+            SELECT e.id FROM jsonb_each($3) AS p CROSS JOIN sessions AS s ON ",
+        is_unchanged!(),
         " CROSS JOIN search AS e ON e.tenant_id = s.tenant_id AND e.session_id = s.session_id
-                AND e.seq > w.value ->> 3 AND e.seq <= w.value ->> 4
+                AND e.seq > p.value ->> 3 AND e.seq <= p.value ->> 4
         );
-        UPDATE sessions AS s SET indexed_seq = nullif(w.value ->> 4, s.last_seq) FROM json_each($2) AS w WHERE ",
-        unchanged_session!(),
-        " RETURNING tenant_id, session_id"
+        WITH unchanged AS MATERIALIZED (
+            SELECT p.key AS part, s.tenant_id, s.session_id FROM jsonb_each($3) AS p CROSS JOIN sessions AS s ON ",
+        is_unchanged!(),
+        ")
+        INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+            SELECT u.tenant_id, u.session_id, e.value ->> 1, e.value ->> 2, e.value ->> 3
+            FROM jsonb_each($4) AS e CROSS JOIN unchanged AS u ON u.part = e.value ->> 0 ORDER BY e.key;
+        UPDATE sessions AS s SET indexed_seq = nullif(p.value ->> 4, s.last_seq) FROM jsonb_each($3) AS p WHERE ",
+        is_unchanged!(),
+        "; SELECT changes() AS sessions"
     ),
 };
 
-/// Entries are one JSON text: lists of tenant, session, `seq`, time and lexemes. They are inserted in the given order, because a
-/// higher id means a later message.
-const INSERT_ENTRIES: Sql = Sql {
-    postgres: "\
-        INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-        SELECT $1, w ->> 1, CAST(w ->> 2 AS bigint), timestamptz 'epoch'
-                + CAST(w ->> 3 AS bigint) / 1000000 * interval '1 second'
-                + CAST(w ->> 3 AS bigint) % 1000000 * interval '1 microsecond',
-            array_to_tsvector(string_to_array(w ->> 4, ' '))
-        FROM json_array_elements(CAST($2 AS json)) WITH ORDINALITY AS e (w, place) ORDER BY place",
-    sqlite: "\
-        INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-        SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each($2) ORDER BY key",
-};
+const SELECT_ANALYZER: &str = "SELECT version, rebuild_tenant, rebuild_session FROM search_analyzer";
 
-const SELECT_ANALYZER: &str = "\
-    SELECT version, rebuild_tenant, rebuild_session FROM search_analyzer";
+/// Marks the next sessions of a rebuild as missing, after this tenant and session. Branches of rewinds are not indexed, except for
+/// later messages.
+const MARK_SESSIONS: Sql = Sql {
+    postgres: "SELECT mark_next_sessions($1, $2, $3)",
+    sqlite: "\
+        UPDATE sessions
+        SET indexed_seq = iif(last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind', 0, indexed_seq)
+        WHERE rowid IN (
+            SELECT rowid FROM sessions WHERE (tenant_id, session_id) > ($1, $2) ORDER BY tenant_id, session_id LIMIT $3
+        );
+        UPDATE search_analyzer SET (rebuild_tenant, rebuild_session) = (
+            SELECT tenant_id, session_id FROM (
+                SELECT tenant_id, session_id FROM sessions WHERE (tenant_id, session_id) > ($1, $2)
+                ORDER BY tenant_id, session_id LIMIT $3
+            ) ORDER BY tenant_id DESC, session_id DESC LIMIT 1
+        )
+        WHERE rebuild_tenant = $1 AND rebuild_session = $2",
+};
 
 /// Moves the pending list of the GIN index into its main structure.
 const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index()";
@@ -148,7 +158,7 @@ impl Store {
             self.unindexed_sessions(Some(tenant), session, user, MAX_MISSING_SESSIONS).await?;
         let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
         let newest = self.read_missing(Some(tenant), &sessions, true, max_messages, max_bytes).await?;
-        let newest: Vec<_> = newest.into_iter().map(|(_, message)| message).collect();
+        let newest: Vec<_> = newest.into_iter().map(|(_, session, message)| (session, message)).collect();
         Ok(MissingMessages { analyzer, others: missing - to_i64(newest.len()), newest })
     }
 
@@ -179,7 +189,7 @@ impl Store {
         newest: bool,
         mut max_messages: i64,
         max_bytes: i64,
-    ) -> Result<Vec<(usize, StoredHit)>, StoreError> {
+    ) -> Result<Vec<(usize, SessionId, StoredMessage)>, StoreError> {
         let mut spans = Vec::new();
         for (place, unindexed) in sessions.iter().enumerate() {
             let count = unindexed.missing().min(max_messages);
@@ -244,18 +254,21 @@ impl Store {
         Ok(row.field("version")?)
     }
 
-    /// Returns the analyzer of the index, if this release knows it and search is enabled.
-    async fn analyzer_of_index(&self) -> Result<Option<Analyzer>, StoreError> {
+    /// Returns the analyzer of the index, if this release knows it and search is enabled, and the position of a rebuild.
+    async fn analyzer_of_index(&self) -> Result<Option<(Analyzer, Option<(String, String)>)>, StoreError> {
         let Some(own) = self.analyzer() else { return Ok(None) };
-        let version = match self.global_statement(SELECT_ANALYZER).read().await? {
-            Some(row) => row.field("version")?,
-            None => self.record_analyzer(own, false).await?,
+        let (version, position) = match self.global_statement(SELECT_ANALYZER).read().await? {
+            Some(row) => {
+                let tenant: Option<String> = row.field("rebuild_tenant")?;
+                (row.field("version")?, tenant.zip(row.field("rebuild_session")?))
+            }
+            None => (self.record_analyzer(own, false).await?, None),
         };
         let analyzer = Analyzer::parse_version(&version);
         if let Self::Postgres(database) = self {
             database.hints.set_analyzer(analyzer);
         }
-        Ok(analyzer)
+        Ok(analyzer.map(|analyzer| (analyzer, position)))
     }
 
     /// Adds a batch of missing messages to the index. Returns their number, or `None` if no messages are missing. Then, Postgres also
@@ -263,21 +276,26 @@ impl Store {
     ///
     /// On Postgres, the tenants are those in which this store has seen missing messages; [`Store::index_state`] finds all of them.
     pub async fn index_batch(&self) -> Result<Option<usize>, StoreError> {
-        let Some(analyzer) = self.analyzer_of_index().await? else { return Ok(None) };
+        let Some((analyzer, position)) = self.analyzer_of_index().await? else { return Ok(None) };
         let tenant = match self {
             Self::Postgres(database) => database.hints.take_unindexed(),
             Self::Sqlite(_) => None,
         };
         if tenant.is_some() || matches!(self, Self::Sqlite(_)) {
             let indexed = self.index_missing(analyzer, tenant.as_ref(), None).await;
-            if let (Some(tenant), true) = (&tenant, !matches!(indexed, Ok(None))) {
+            if let (Some(tenant), Ok(Some(_)) | Err(_)) = (&tenant, &indexed) {
                 self.note_unindexed(tenant);
             }
             if let Some(indexed) = indexed?.or(tenant.map(|_| 0)) {
                 return Ok(Some(indexed));
             }
         }
-        if self.mark_sessions().await? {
+        if let Some((tenant, session)) = position {
+            let statement = self.global_statement(MARK_SESSIONS).bind(&*tenant).bind(&*session);
+            statement.bind(MAX_MARKED_SESSIONS).write_together().await?;
+            if let Ok(tenant) = TenantId::new(tenant) {
+                self.note_unindexed(&tenant);
+            }
             return Ok(Some(0));
         }
         if let Self::Postgres(_) = self {
@@ -293,7 +311,7 @@ impl Store {
 
     /// Adds all missing messages of a session to the index.
     pub async fn index_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), StoreError> {
-        let Some(analyzer) = self.analyzer_of_index().await? else { return Ok(()) };
+        let Some((analyzer, _)) = self.analyzer_of_index().await? else { return Ok(()) };
         while self.index_missing(analyzer, Some(tenant), Some(session)).await?.is_some() {}
         Ok(())
     }
@@ -319,137 +337,40 @@ impl Store {
         }
         let messages =
             self.read_missing(tenant, &sessions, false, MAX_BATCH_MESSAGES, MAX_BATCH_BYTES).await?;
-        let parts = blocking::spawn_cpu(move || analyze(analyzer, sessions, messages)).await;
-        let Some(first) = parts.first() else { return Ok(None) };
-        self.remove_earlier_entries(&parts).await?;
-        let inserted = self.insert_entries(analyzer, &first.session.tenant, &parts).await?;
-        if inserted.is_none() {
-            tokio::time::sleep(RETRY_DELAY).await;
+        let Batch { parts, entries } =
+            blocking::spawn_cpu(move || analyze(analyzer, sessions, messages)).await;
+        let Some((UnindexedSession { tenant, .. }, _)) = parts.first() else { return Ok(None) };
+        let range = |(of, through_seq): &(UnindexedSession, i64)| {
+            let incarnation = of.incarnation.simple().to_string();
+            json!([of.tenant.as_str(), of.session.as_str(), incarnation, of.indexed_seq, through_seq])
+        };
+        let ranges = parts.iter().map(range).collect::<Value>().to_string();
+        self.remove_earlier_entries(&ranges).await?;
+        let encoded = serde_json::to_string(&entries).map_err(StoreError::corrupt("entries of the index"))?;
+        let statement = self.statement(tenant, INDEX_BATCH).bind(analyzer.version()).bind(ranges);
+        let row = statement.bind(encoded).write_together().await?.ok_or(sqlx::Error::RowNotFound)?;
+        if row.field::<i64>("sessions")? > 0 {
+            return Ok(Some(entries.len()));
         }
-        Ok(Some(inserted.unwrap_or(0)))
+        tokio::time::sleep(RETRY_DELAY).await;
+        Ok(Some(0))
     }
 
-    /// Removes many earlier entries of these messages on SQLite, by another analyzer or without the user, in transactions of
-    /// their own.
-    async fn remove_earlier_entries(&self, parts: &[Part]) -> Result<(), StoreError> {
+    /// Removes many earlier entries of the messages of a batch on SQLite in transactions of their own.
+    async fn remove_earlier_entries(&self, ranges: &str) -> Result<(), StoreError> {
         const SELECT_INDEXED: &str = "\
-            SELECT key AS place FROM json_each($1) AS w WHERE EXISTS (
-                SELECT 1 FROM search AS e WHERE e.tenant_id = w.value ->> 0 AND e.session_id = w.value ->> 1
-                    AND e.seq > w.value ->> 2 AND e.seq <= w.value ->> 3
+            SELECT value ->> 0 AS tenant_id, value ->> 1 AS session_id, value ->> 3 AS after_seq, value ->> 4 AS through_seq
+            FROM json_each($1) AS p WHERE EXISTS (
+                SELECT 1 FROM search AS e WHERE e.tenant_id = p.value ->> 0 AND e.session_id = p.value ->> 1
+                    AND e.seq > p.value ->> 3 AND e.seq <= p.value ->> 4
             )";
         let Self::Sqlite(_) = self else { return Ok(()) };
-        let range = |Part { session: of, through_seq, .. }: &Part| {
-            json!([of.tenant.as_str(), of.session.as_str(), of.indexed_seq, through_seq])
-        };
-        let ranges = parts.iter().map(range).collect::<Value>().to_string();
         for row in self.global_statement(SELECT_INDEXED).bind(ranges).read_all().await? {
-            let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
-            let Some(Part { session: of, through_seq, .. }) = parts.get(place) else { continue };
-            self.remove_missing_entries(&of.tenant, &of.session, of.indexed_seq, *through_seq).await?;
+            let (tenant, session) = (rows::tenant_id(&row)?, rows::session_id(&row)?);
+            let (after_seq, through_seq) = (row.field("after_seq")?, row.field("through_seq")?);
+            self.remove_missing_entries(&tenant, &session, after_seq, through_seq).await?;
         }
         Ok(())
-    }
-
-    /// Inserts the entries of the parts whose sessions are unchanged. Returns their number, or `None` if all have changed.
-    async fn insert_entries(
-        &self,
-        analyzer: Analyzer,
-        tenant: &TenantId,
-        parts: &[Part],
-    ) -> Result<Option<usize>, StoreError> {
-        let mut transaction = self.begin(tenant).await?;
-        let row = transaction.statement(SELECT_ANALYZER).read().await?;
-        let version = row.map(|row| row.field::<String>("version")).transpose()?;
-        if version != Some(analyzer.version()) {
-            return Ok(None);
-        }
-        let range = |Part { session, through_seq, .. }: &Part| {
-            let UnindexedSession { tenant, session, incarnation, indexed_seq, .. } = session;
-            json!([
-                tenant.as_str(),
-                session.as_str(),
-                incarnation.simple().to_string(),
-                indexed_seq,
-                through_seq
-            ])
-        };
-        let ranges = parts.iter().map(range).collect::<Value>().to_string();
-        let statement = transaction.statement(ADVANCE_SESSIONS).bind(tenant.as_str());
-        let advanced = statement.bind(ranges).read_all().await?;
-        let advanced = advanced.iter().map(|row| Ok((rows::tenant_id(row)?, rows::session_id(row)?)));
-        let advanced: HashSet<(TenantId, SessionId)> = advanced.collect::<Result<_, StoreError>>()?;
-        let mut entries = Vec::new();
-        for Part { session: UnindexedSession { tenant, session, .. }, entries: of_session, .. } in parts {
-            if advanced.contains(&(tenant.clone(), session.clone())) {
-                for (seq, micros, lexemes) in of_session {
-                    entries.push((tenant.as_str(), session.as_str(), *seq, *micros, lexemes.as_str()));
-                }
-            }
-        }
-        // Sessions follow each other, but a higher id means a later message.
-        entries.sort_by_key(|(_, _, _, micros, _)| *micros);
-        let mut rest = entries.as_slice();
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = |(_, _, _, _, lexemes): &&(_, _, _, _, &str)| {
-                let before = bytes;
-                bytes += lexemes.len();
-                before < MAX_STATEMENT_BYTES
-            };
-            let (part, others) = rest.split_at(rest.iter().take_while(fits).count());
-            let statement = transaction.statement(INSERT_ENTRIES).bind(tenant.as_str());
-            statement.bind(json!(part).to_string()).execute().await?;
-            rest = others;
-        }
-        transaction.commit().await?;
-        Ok((!advanced.is_empty()).then_some(entries.len()))
-    }
-
-    /// Marks the next sessions as missing if the index is being rebuilt. Returns `false` if it is not.
-    async fn mark_sessions(&self) -> Result<bool, StoreError> {
-        /// Branches of rewinds are not indexed, except for later messages.
-        const MARK_SESSIONS: Sql = Sql {
-            postgres: "SELECT $1 AS tenant_id, session_id FROM mark_sessions($1, $2, $3) AS session_id
-                WHERE session_id IS NOT NULL",
-            sqlite: "UPDATE sessions
-                SET indexed_seq = iif(last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind', 0, indexed_seq)
-                WHERE rowid IN (SELECT rowid FROM sessions WHERE (tenant_id, session_id) > ($1, $2)
-                    ORDER BY tenant_id, session_id LIMIT $3)
-                RETURNING tenant_id, session_id",
-        };
-        const SELECT_NEXT_TENANT: &str =
-            "SELECT min(tenant_id) AS tenant_id FROM tenants WHERE tenant_id > $1";
-        const ADVANCE_REBUILD: &str = "\
-            UPDATE search_analyzer SET rebuild_tenant = $3, rebuild_session = $4
-            WHERE rebuild_tenant = $1 AND rebuild_session = $2";
-        let Some(row) = self.global_statement(SELECT_ANALYZER).read().await? else { return Ok(false) };
-        let position = row.field::<Option<String>>("rebuild_tenant")?.zip(row.field("rebuild_session")?);
-        let Some((of_tenant, after)): Option<(String, String)> = position else { return Ok(false) };
-        let tenant = TenantId::new(&*of_tenant).ok();
-        let mut transaction = match &tenant {
-            Some(tenant) => self.begin(tenant).await?,
-            None => self.begin_global().await?,
-        };
-        let statement = transaction.statement(MARK_SESSIONS).bind(&*of_tenant).bind(&*after);
-        let marked = statement.bind(MAX_MARKED_SESSIONS).read_all().await?;
-        let marked = marked.iter().map(|row| Ok((row.field("tenant_id")?, row.field("session_id")?)));
-        let mut next: Option<(String, String)> =
-            marked.collect::<Result<BTreeSet<_>, sqlx::Error>>()?.pop_last();
-        if next.is_none() {
-            let row = transaction.statement(SELECT_NEXT_TENANT).bind(&*of_tenant).read().await?;
-            let tenant = row.map(|row| row.field::<Option<String>>("tenant_id")).transpose()?.flatten();
-            next = tenant.map(|tenant| (tenant, String::new()));
-        }
-        let (next_tenant, next_session) = next.unzip();
-        let statement = transaction.statement(ADVANCE_REBUILD).bind(&*of_tenant).bind(&*after);
-        // Another replica may have marked the same sessions.
-        if statement.bind(next_tenant).bind(next_session).execute().await? > 0 {
-            transaction.commit().await?;
-        }
-        if let Some(tenant) = &tenant {
-            self.note_unindexed(tenant);
-        }
-        Ok(true)
     }
 }
 
@@ -482,26 +403,27 @@ fn unindexed_session(row: &AnyRow) -> Result<Option<UnindexedSession>, StoreErro
     }))
 }
 
-/// Returns the entries of messages, each with the position of its session. An unreadable message gets none, so that it does not
+/// Returns the entries of messages, which have the positions of their sessions. An unreadable message gets none, so that it does not
 /// block the others.
 fn analyze(
     analyzer: Analyzer,
     sessions: Vec<UnindexedSession>,
-    messages: Vec<(usize, StoredHit)>,
-) -> Vec<Part> {
-    let part =
-        |session: UnindexedSession| Part { through_seq: session.indexed_seq, session, entries: Vec::new() };
-    let mut parts: Vec<Part> = sessions.into_iter().map(part).collect();
-    for (place, StoredHit { message_ref: MessageRef { created_at, seq, .. }, redacted_at, json }) in messages
-    {
-        let Some(Part { session, through_seq, entries }) = parts.get_mut(place) else { continue };
+    messages: Vec<(usize, SessionId, StoredMessage)>,
+) -> Batch {
+    let parts = sessions.into_iter().map(|session| (session.indexed_seq, session));
+    let mut batch =
+        Batch { parts: parts.map(|(seq, session)| (session, seq)).collect(), entries: Vec::new() };
+    // The last sessions may have no messages in the batch.
+    batch.parts.truncate(messages.last().map_or(0, |(place, ..)| place + 1));
+    for (place, _, StoredMessage { seq, created_at, redacted_at, json }) in messages {
+        let Some((session, through_seq)) = batch.parts.get_mut(place) else { continue };
         *through_seq = seq;
         if redacted_at.is_some() {
             continue;
         }
         let lexemes = catch_unwind(AssertUnwindSafe(|| session.lexemes(analyzer, json))).ok().flatten();
         if let Some(lexemes) = lexemes {
-            entries.push((seq, DbTime(created_at).micros(), lexemes));
+            batch.entries.push((place, seq, DbTime(created_at).micros(), lexemes));
         } else {
             let (tenant, session) = (session.tenant.as_str(), session.session.as_str());
             tracing::error!(
@@ -512,6 +434,7 @@ fn analyze(
             );
         }
     }
-    parts.retain(|part| part.through_seq > part.session.indexed_seq);
-    parts
+    // Sessions follow each other, but a higher id means a later message.
+    batch.entries.sort_by_key(|(_, _, micros, _)| *micros);
+    batch
 }

@@ -315,7 +315,7 @@ async fn statements_of_a_tenant_on_postgres_are_neither_compiled_nor_parallel() 
     assert_eq!(measured.sql.texts("SHOW jit").await, ["on"]);
     assert_ne!(measured.sql.texts("SHOW max_parallel_workers_per_gather").await, ["0"]);
     let store = measured.connect().await;
-    for what in ["load_context", "messages", "sessions", "restore_revision", "fetch_hits"] {
+    for what in ["load_context", "messages", "sessions", "restore_revision", "fetch_messages"] {
         let expected = CALLS.iter().find(|(name, _)| *name == what).unwrap().1;
         assert_eq!(store_calls::call(&store, FEW, what).await, expected, "{what}");
     }

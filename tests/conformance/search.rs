@@ -4,8 +4,9 @@ use crate::conversation::{Conversation, exchange_of, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::message::Role;
+use precis::domain::search::MessageRef;
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
-use precis::storage::search::{MessageRef, SearchFilter, TermMatches};
+use precis::storage::search::{IndexEntry, SearchFilter};
 use std::slice::from_ref;
 use test_case::test_case;
 use time::{Duration, OffsetDateTime};
@@ -30,7 +31,9 @@ impl Conversation {
         most: i64,
     ) -> Vec<MessageRef> {
         self.index_all().await;
-        self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0).refs
+        let found =
+            self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0);
+        found.into_iter().map(|entry| entry.message).collect()
     }
 }
 
@@ -55,12 +58,18 @@ async fn lookup_returns_messages_with_the_terms(backend: Backend) {
     }
     let found = demo
         .store
-        .fetch_hits(&demo.tenant, None, &demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await, 999)
+        .fetch_messages(
+            &demo.tenant,
+            None,
+            &demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await,
+            &[0..=0],
+            999,
+        )
         .await
         .unwrap();
     assert_eq!(found.len(), 1);
-    assert_eq!((found[0].message_ref.seq, found[0].message_ref.session.as_str()), (2, "demo"));
-    assert_eq!(found[0].json, demo.history().await[1].json);
+    assert_eq!((found[0].1.seq, found[0].0.as_str()), (2, "demo"));
+    assert_eq!(found[0].1.json, demo.history().await[1].json);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -102,8 +111,11 @@ async fn lookup_applies_the_filter(backend: Backend) {
     ] {
         let drawn = demo.lookup_terms(&scope, &plum, 9).await;
         assert_eq!(drawn.len(), expected, "{scope:?}");
-        let of_bob =
-            demo.store.fetch_hits(&demo.tenant, Some(&user_id("bob")), &drawn, i64::MAX).await.unwrap();
+        let of_bob = demo
+            .store
+            .fetch_messages(&demo.tenant, Some(&user_id("bob")), &drawn, &[0..=0], i64::MAX)
+            .await
+            .unwrap();
         assert_eq!(of_bob.len(), drawn.iter().filter(|place| place.session.as_str() == "other").count());
     }
 }
@@ -131,17 +143,21 @@ async fn lookup_reads_backwards_until_it_has_found_enough(backend: Backend) {
     for limit in [3, 5, 12, 16, 100_usize] {
         let most = i64::try_from(limit).unwrap();
         let found = demo.store.lookup_terms(&demo.tenant, &all, &queries, most).await.unwrap();
+        let entries_seqs =
+            |entries: &[IndexEntry]| entries.iter().map(|entry| entry.message.seq).collect::<Vec<_>>();
         let first = |seqs: &[i64]| seqs.iter().copied().take(limit).collect::<Vec<_>>();
-        assert_eq!(found.iter().map(|found| found.refs.len()).max(), Some(limit));
-        assert_eq!(seqs(&found[1].refs), first(&exact), "{limit}");
-        assert_eq!(seqs(&found[2].refs), first(&plums), "{limit}");
-        assert_eq!(found[3], TermMatches::default());
+        assert_eq!(found.iter().map(Vec::len).max(), Some(limit));
+        assert_eq!(entries_seqs(&found[1]), first(&exact), "{limit}");
+        assert_eq!(entries_seqs(&found[2]), first(&plums), "{limit}");
+        assert_eq!(found[3], []);
         // The ids count the messages of all tenants.
-        assert!(found[0].newest_id >= 11_900 && found[0].newest_id - found[0].oldest_id <= most, "{limit}");
+        let (newest, oldest) = (found[0][0].id, found[0][limit - 1].id);
+        assert!(newest >= 11_900 && newest - oldest <= most, "{limit}");
     }
     let in_session = SearchFilter { session: Some(demo.session.clone()), ..all };
     let found = demo.store.lookup_terms(&demo.tenant, &in_session, &queries, 100).await.unwrap();
-    assert_eq!((found[0].refs.len(), seqs(&found[2].refs)), (100, plums));
+    let found_plums: Vec<i64> = found[2].iter().map(|entry| entry.message.seq).collect();
+    assert_eq!((found[0].len(), found_plums), (100, plums));
 }
 
 /// Messages of an import can be older than those that were stored before it.
@@ -169,7 +185,7 @@ async fn lookup_finds_the_messages_of_a_time_range(backend: Backend) {
             SearchFilter { since: Some(day(since)), until: Some(day(until)), ..SearchFilter::default() };
         let found = demo.lookup_terms(&filter, &plum, 9999).await;
         assert_eq!(found.len(), expected, "{since} {until}");
-        assert!(found.iter().all(|found| (day(since)..day(until)).contains(&found.created_at)));
+        assert!(found.iter().all(|found| (since..until).contains(&(found.seq % 100))));
     }
 }
 
@@ -185,11 +201,14 @@ async fn search_methods_respect_their_limits(backend: Backend) {
     assert_eq!(seqs(&demo.lookup_terms(&all, &plum, 3).await), [9, 7, 6]);
     let drawn = demo.lookup_terms(&all, &plum, 9).await;
     let bytes = demo.history().await[0].json.len() as i64;
-    let at = async |most| demo.store.fetch_hits(&demo.tenant, None, &drawn, most).await.unwrap().len();
+    let at = async |most| {
+        demo.store.fetch_messages(&demo.tenant, None, &drawn, &[0..=0], most).await.unwrap().len()
+    };
     assert_eq!((at(bytes * 2).await, at(bytes * 2 + 1).await, at(1).await, at(0).await), (2, 3, 1, 0));
     let beside = async |places, most| {
-        let beside = demo.store.fetch_neighbours(&demo.tenant, places, 2, most).await.unwrap();
-        let mut beside: Vec<i64> = beside.iter().map(|found| found.message_ref.seq).collect();
+        let beside =
+            demo.store.fetch_messages(&demo.tenant, None, places, &[-2..=-1, 1..=2], most).await.unwrap();
+        let mut beside: Vec<i64> = beside.iter().map(|(_, found)| found.seq).collect();
         beside.sort_unstable();
         beside
     };
@@ -206,8 +225,8 @@ async fn search_methods_respect_their_limits(backend: Backend) {
     let drawn = demo.lookup_terms(&all, &plum, 3).await;
     assert_eq!(seqs(&drawn), [11, 10, 9]);
     let at = async |most| {
-        let found = demo.store.fetch_hits(&demo.tenant, None, &drawn, most).await.unwrap();
-        found.iter().map(|found| found.message_ref.seq).collect::<Vec<_>>()
+        let found = demo.store.fetch_messages(&demo.tenant, None, &drawn, &[0..=0], most).await.unwrap();
+        found.iter().map(|(_, found)| found.seq).collect::<Vec<_>>()
     };
     let history = demo.history().await;
     let small: i64 = [9, 11].iter().map(|seq| history[seq - 1].json.len() as i64).sum();

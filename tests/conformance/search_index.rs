@@ -235,9 +235,9 @@ impl Scene {
         for tenant in &self.tenants {
             let missing = store.missing_messages(tenant, &all, 1000, i64::MAX).await.unwrap();
             assert_eq!(missing.others, 0);
-            let missing = missing.newest.into_iter().filter(|message| message.redacted_at.is_none());
+            let missing = missing.newest.into_iter().filter(|(_, message)| message.redacted_at.is_none());
             let missing: Vec<_> =
-                missing.map(|m| (m.message_ref.session, m.message_ref.seq, m.json)).collect();
+                missing.map(|(session, message)| (session, message.seq, message.json)).collect();
             for (_, session, seq, message, user) in visible.iter().filter(|(of, ..)| of == tenant) {
                 if missing.iter().any(|(of, at, json)| (of, at, &**json) == (session, seq, message.json())) {
                     continue;
@@ -246,8 +246,9 @@ impl Scene {
                 let query = [probe(&[&[word]])];
                 for filter in [all.clone(), SearchFilter { user: user.clone(), ..all.clone() }] {
                     let found = store.lookup_terms(tenant, &filter, &query, 99).await.unwrap();
-                    let is_found =
-                        found[0].refs.iter().any(|found| (&found.session, found.seq) == (session, *seq));
+                    let is_found = found[0]
+                        .iter()
+                        .any(|found| (&found.message.session, found.message.seq) == (session, *seq));
                     assert!(is_found, "{session} {seq} {word}");
                 }
             }
@@ -417,7 +418,7 @@ async fn messages_stored_after_an_erasure_are_found(backend: Backend) {
     }
 }
 
-/// A batch has about a thousand messages and a megabyte, even within one session.
+/// A batch has about a thousand messages and half a megabyte, even within one session.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -436,7 +437,7 @@ async fn missing_messages_are_indexed_in_batches(backend: Backend) {
     }
     batches.retain(|batch| *batch > 0);
     assert_eq!(batches, [1000, 1000, 400]);
-    let large = "plums ".repeat(120_000);
+    let large = "plums ".repeat(60_000);
     demo.session("large").say(&[&large, &large, &large, "plums"]).await;
     demo.store.index_state().await.unwrap();
     assert_eq!(demo.store.index_batch().await.unwrap(), Some(2));
@@ -461,7 +462,7 @@ async fn newest_missing_messages_are_returned_and_the_others_counted(backend: Ba
     let (store, tenant) = (&demo.store, &demo.tenant);
     let read = async |filter: SearchFilter, most, bytes| {
         let missing = store.missing_messages(tenant, &filter, most, bytes).await.unwrap();
-        let found = missing.newest.iter().map(|m| format!("{} {}", m.message_ref.session, m.message_ref.seq));
+        let found = missing.newest.iter().map(|(session, message)| format!("{session} {}", message.seq));
         let mut found: Vec<String> = found.collect();
         found.sort();
         (found.join(", "), missing.others)
@@ -512,8 +513,9 @@ async fn concurrent_indexing_creates_each_entry_once(backend: Backend) {
                 // A message is indexed before it stops to be missing.
                 let missing = demo.store.missing_messages(&demo.tenant, &scope, 999, 9999).await.unwrap();
                 let found = demo.store.lookup_terms(&demo.tenant, &scope, &plum, 9999).await.unwrap();
-                let missing = missing.newest.into_iter().map(|message| message.message_ref.seq);
-                let found: BTreeSet<i64> = missing.chain(seqs(&found[0].refs)).collect();
+                let missing = missing.newest.into_iter().map(|(_, message)| message.seq);
+                let found = found[0].iter().map(|entry| entry.message.seq);
+                let found: BTreeSet<i64> = missing.chain(found).collect();
                 assert_eq!(found.len(), stored);
             }
         })

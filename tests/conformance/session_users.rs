@@ -151,7 +151,7 @@ async fn search_finds_messages_from_before_the_session_had_a_user(backend: Backe
         expected += 3;
         demo.index_all().await;
         let found = demo.store.lookup_terms(&demo.tenant, &of_ada, &[probe(&[&["plum"]])], 99).await.unwrap();
-        assert_eq!(found[0].refs.len(), expected, "{is_indexed} {by_exchange}");
+        assert_eq!(found[0].len(), expected, "{is_indexed} {by_exchange}");
     }
     let mut sql = Sql::on(&backend).await;
     let entries = sql.number("SELECT count(*) FROM search").await;
@@ -187,7 +187,7 @@ async fn many_messages_on_sqlite_are_indexed_again_in_several_transactions() {
     assert_eq!(sql.unindexed().await, [""; 0]);
     let of_ada = SearchFilter { user: Some(user_id("ada")), ..SearchFilter::default() };
     let found = demo.store.lookup_terms(&demo.tenant, &of_ada, &[probe(&[&["w0"]])], 9_999).await.unwrap();
-    assert_eq!(found[0].refs.len(), MESSAGES);
+    assert_eq!(found[0].len(), MESSAGES);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

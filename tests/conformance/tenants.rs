@@ -7,15 +7,15 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::retention::{RetentionPeriod, RetentionPeriods};
+use precis::domain::search::MessageRef;
 use precis::domain::search::lexemes::{TermPattern, TermQuery};
 use precis::domain::tail::TailLimit;
-use precis::storage::search::{MessageRef, SearchFilter, TermMatches};
+use precis::storage::search::SearchFilter;
 use precis::storage::{
     CandidateScope, DefaultRetention, ForkOutcome, MessageRange, RewindOutcome, SessionFilter,
 };
 use precis::storage::{LeaseCondition, NewRevision};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
-use std::slice::from_ref;
 use test_case::test_case;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -117,11 +117,10 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
             let scope = SearchFilter { session, ..SearchFilter::default() };
             let queries = [probe.clone(), TermQuery::any_message()];
             let found = store.lookup_terms(tenant, &scope, &queries, 9).await.unwrap();
-            assert_eq!(found, [TermMatches::default(), TermMatches::default()]);
+            assert_eq!(found, [[], []]);
         }
-        let place = MessageRef { created_at: OffsetDateTime::UNIX_EPOCH, seq: 1, session: session.clone() };
-        assert_eq!(store.fetch_hits(tenant, None, from_ref(&place), 999).await.unwrap(), []);
-        assert_eq!(store.fetch_neighbours(tenant, &[place], 1, i64::MAX).await.unwrap(), []);
+        let place = MessageRef { session: session.clone(), seq: 1 };
+        assert_eq!(store.fetch_messages(tenant, None, &[place], &[0..=1], i64::MAX).await.unwrap(), []);
         assert_eq!(store.tokens_used_today(tenant).await.unwrap(), 0);
         assert_eq!(store.api_keys(Some(tenant)).await.unwrap(), []);
         assert_eq!(store.memory_document(tenant, &ada).await.unwrap(), None);

@@ -11,10 +11,11 @@ use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::memory::MemoryAuthor;
 use precis::domain::message::{Message, Role};
 use precis::domain::retention::{self, RetentionPeriod};
+use precis::domain::search::MessageRef;
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
 use precis::domain::session::{Session, Summary};
 use precis::domain::tail::TailLimit;
-use precis::storage::search::{MessageRef, SearchFilter};
+use precis::storage::search::SearchFilter;
 use precis::storage::{
     AppendOutcome, AppendRequest, CandidateScope, DefaultRetention, ForkAppendOutcome, ForkOutcome,
     ImportOutcome, LeaseCondition, LoadedContext, MessageQuery, MessageRange, NewApiKey, NewMemoryDocument,
@@ -95,9 +96,9 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("lookup_terms of a session", 20),
     ("lookup_terms, common word", 100),
     ("lookup_terms, common word of a session", 100),
-    ("fetch_hits", 20),
-    ("fetch_hits of a user", 20),
-    ("fetch_neighbours", 40),
+    ("fetch_messages", 20),
+    ("fetch_messages of a user", 20),
+    ("fetch_messages of neighbours", 40),
     ("missing_messages", 1),
     ("missing_messages of a session", 1),
     ("index_session", 1),
@@ -695,23 +696,18 @@ impl Calls<'_> {
         let Self { store, tenant, session, user, .. } = self;
         let scope = if what.ends_with("session") { Some(session.clone()) } else { None };
         let filter = SearchFilter { session: scope, ..SearchFilter::default() };
-        let refs: Vec<MessageRef> = (1..=20)
-            .map(|n| MessageRef {
-                created_at: OffsetDateTime::UNIX_EPOCH,
-                seq: n * self.size / 10,
-                session: session.clone(),
-            })
-            .collect();
+        let refs: Vec<MessageRef> =
+            (1..=20).map(|n| MessageRef { session: session.clone(), seq: n * self.size / 10 }).collect();
         match method {
             "lookup_terms" => {
                 let word = if what.contains("common") { probe("common") } else { probe("few7") };
-                store.lookup_terms(tenant, &filter, &[word], 100).await.unwrap()[0].refs.len()
+                store.lookup_terms(tenant, &filter, &[word], 100).await.unwrap()[0].len()
             }
-            "fetch_hits" => {
+            "fetch_messages" => {
                 let user = what.ends_with("user").then_some(user);
-                store.fetch_hits(tenant, user, &refs, i64::MAX).await.unwrap().len()
+                let sides = if what.ends_with("neighbours") { &[-1..=-1, 1..=1][..] } else { &[0..=0] };
+                store.fetch_messages(tenant, user, &refs, sides, i64::MAX).await.unwrap().len()
             }
-            "fetch_neighbours" => store.fetch_neighbours(tenant, &refs, 1, i64::MAX).await.unwrap().len(),
             other => panic!("{other}"),
         }
     }

@@ -10,10 +10,12 @@ use frostem::{Algorithm, Stemmer};
 use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error, StrDeserializer};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::rc::Rc;
+use std::sync::LazyLock;
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_normalization::char::is_combining_mark;
 
@@ -87,9 +89,9 @@ pub struct Segment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     /// The normalized and stemmed word. Contains only letters and digits.
-    pub term: String,
+    pub term: Rc<str>,
     /// The normalized word before stemming. Prefix queries match this form.
-    pub unstemmed: String,
+    pub unstemmed: Rc<str>,
     /// Position in the text, in bytes.
     pub range: Range<usize>,
     /// Number of words and characters before this one.
@@ -98,27 +100,34 @@ pub struct Token {
     pub is_unigram: bool,
 }
 
-/// Words that a thread has analyzed: to stem a word takes ten times as long as to find it here.
+/// The terms of a word, each with its unstemmed form. Most words have one. A word that consists of combining marks has none, and a
+/// word with apostrophes may have several.
+type Terms = Rc<[(Rc<str>, Rc<str>)]>;
+
+/// The words that a thread has analyzed, as they are written: to stem a word takes ten times as long as to find it here.
 #[derive(Default)]
 struct RecentWords {
     analyzer: Option<Analyzer>,
-    /// Positions in `terms`, by the word as it is written.
-    indexes: HashMap<String, usize>,
-    terms: Vec<Vec<String>>,
+    terms: HashMap<String, Terms>,
 }
 
 const MAX_RECENT_WORDS: usize = 8192;
 
 impl RecentWords {
-    /// Returns the position of the terms of a word.
-    fn index(&mut self, raw: &str) -> usize {
-        if let Some(index) = self.indexes.get(raw) {
-            return *index;
+    fn of(&mut self, analyzer: Analyzer) -> &mut Self {
+        if self.analyzer != Some(analyzer) || self.terms.len() > MAX_RECENT_WORDS {
+            *self = Self { analyzer: Some(analyzer), terms: HashMap::new() };
         }
-        let terms = self.analyzer.into_iter().flat_map(|analyzer| analyzer.word_terms(raw));
-        self.terms.push(terms.map(|(term, _)| term).collect());
-        self.indexes.insert(raw.to_owned(), self.terms.len() - 1);
-        self.terms.len() - 1
+        self
+    }
+
+    fn terms(&mut self, raw: &str) -> Terms {
+        if let Some(terms) = self.terms.get(raw) {
+            return Rc::clone(terms);
+        }
+        let terms: Terms = self.analyzer.iter().flat_map(|analyzer| analyzer.word_terms(raw)).collect();
+        self.terms.insert(raw.to_owned(), Rc::clone(&terms));
+        terms
     }
 }
 
@@ -163,101 +172,73 @@ impl Analyzer {
         forms.filter(move |(form, _)| form.starts_with(prefix)).map(|(_, stem)| stem.as_str())
     }
 
-    /// Returns all terms of a text, in order.
+    /// Returns all terms of a text, in order. Called for every stored message.
     #[must_use]
     pub fn tokens(self, text: &str) -> Vec<Token> {
-        let (mut tokens, mut position) = (Vec::new(), 0);
-        for segment in segments(text) {
-            let raw = text.get(segment.range.clone()).unwrap_or_default();
-            if segment.is_word {
-                for (term, unstemmed) in self.word_terms(raw) {
-                    let range = segment.range.clone();
-                    tokens.push(Token { term, unstemmed, range, position, is_unigram: false });
-                    position += 1;
-                }
-                continue;
-            }
-            let characters = characters(raw, segment.range.start);
-            let is_part = characters.len() > 1;
-            let token = |term: String, range, position, is_unigram| Token {
-                unstemmed: term.clone(),
-                term,
-                range,
-                position,
-                is_unigram,
-            };
-            for (at, (character, range)) in characters.iter().enumerate() {
-                if let Some((next, end)) = characters.get(at + 1) {
-                    tokens.push(token(format!("{character}{next}"), range.start..end.end, position, false));
-                }
-                tokens.push(token(character.clone(), range.clone(), position, is_part));
-                position += 1;
-            }
-        }
-        tokens
-    }
-
-    /// Calls `then` with the distinct terms of a text, sorted. Called for every stored message.
-    pub fn with_terms<T>(self, text: &str, then: impl FnOnce(&[&str]) -> T) -> T {
         thread_local! {
             static RECENT_WORDS: RefCell<RecentWords> = RefCell::default();
         }
         checkpoint::passed(text.len().min(PROGRESS_BYTES));
         RECENT_WORDS.with_borrow_mut(|recent| {
-            if recent.analyzer != Some(self) || recent.terms.len() > MAX_RECENT_WORDS {
-                *recent = RecentWords { analyzer: Some(self), ..RecentWords::default() };
-            }
-            let (mut words, mut unspaced) = (Vec::with_capacity(text.len() / 5), Vec::new());
+            let recent = recent.of(self);
+            let (mut tokens, mut position) = (Vec::with_capacity(text.len() / 5), 0);
             for Segment { range, is_word } in segments(text) {
-                let raw = text.get(range).unwrap_or_default();
+                let mut push = |term: &Rc<str>, unstemmed: &Rc<str>, range, position, is_unigram| {
+                    let (term, unstemmed) = (Rc::clone(term), Rc::clone(unstemmed));
+                    tokens.push(Token { term, unstemmed, range, position, is_unigram });
+                };
                 if is_word {
-                    words.push(recent.index(raw));
-                } else {
-                    unspaced.extend(self.tokens(raw).into_iter().map(|token| token.term));
+                    for (term, unstemmed) in &*recent.terms(text.get(range.clone()).unwrap_or_default()) {
+                        push(term, unstemmed, range.clone(), position, false);
+                        position += 1;
+                    }
+                    continue;
+                }
+                let character = |range: Range<usize>| {
+                    let terms = recent.terms(text.get(range.clone())?);
+                    terms.first().map(|(character, _)| (Rc::clone(character), range))
+                };
+                let characters: Vec<_> = characters(text, range).into_iter().filter_map(character).collect();
+                for (at, (character, range)) in characters.iter().enumerate() {
+                    if let Some((next, end)) = characters.get(at + 1) {
+                        let bigram = Rc::from(format!("{character}{next}"));
+                        push(&bigram, &bigram, range.start..end.end, position, false);
+                    }
+                    push(character, character, range.clone(), position, characters.len() > 1);
+                    position += 1;
                 }
             }
-            let of_words = words.iter().filter_map(|index| recent.terms.get(*index)).flatten();
-            let mut terms: Vec<&str> = of_words.chain(&unspaced).map(String::as_str).collect();
-            terms.sort_unstable();
-            terms.dedup();
-            then(&terms)
+            tokens
         })
     }
 
-    /// Returns the terms of a word, each with its unstemmed form. Most words have one term. A word that consists of
-    /// combining marks has none, and a word with apostrophes may have several.
-    pub fn word_terms(self, raw: &str) -> impl Iterator<Item = (String, String)> {
+    fn word_terms(self, raw: &str) -> impl Iterator<Item = (Rc<str>, Rc<str>)> {
         word_parts(raw).filter_map(move |part| {
             let unstemmed = normalize(part);
-            Some((self.stem(unstemmed.clone())?, unstemmed))
+            let stem = self.stem(&unstemmed);
+            (!stem.is_empty()).then(|| (Rc::from(&*stem), Rc::from(&*unstemmed)))
         })
     }
 
-    /// Returns the terms of words that say little about a text, such as articles and pronouns of the language. They are
-    /// computed once.
+    /// Returns the terms of words that say little about a text, such as articles and pronouns of the language.
     #[must_use]
-    pub fn stop_terms(self) -> Arc<HashSet<String>> {
-        static TERMS: LazyLock<Mutex<HashMap<Analyzer, Arc<HashSet<String>>>>> =
-            LazyLock::new(Mutex::default);
-        let compute = || {
-            let words =
-                self.language.rules().and_then(|(code, _)| stop_words::lookup(code)).unwrap_or_default();
-            // The list contains `won` as a part of `won't`, and `win` is no stop word.
-            let regular = Self { version: 1, ..self };
-            words.iter().flat_map(|word| regular.tokens(word)).map(|token| token.term).collect()
-        };
-        let mut terms = TERMS.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(terms.entry(self).or_insert_with(|| Arc::new(compute())))
+    pub fn stop_terms(self) -> HashSet<Rc<str>> {
+        let words = self.language.rules().and_then(|(code, _)| stop_words::lookup(code)).unwrap_or_default();
+        // The list contains `won` as a part of `won't`, and `win` is no stop word.
+        let is_irregular =
+            |token: &Token| self.irregular_stems().is_some_and(|stems| stems.contains_key(&*token.unstemmed));
+        let tokens = words.iter().flat_map(|word| self.tokens(word)).filter(|token| !is_irregular(token));
+        tokens.map(|token| token.term).collect()
     }
 
     /// Returns the stem of a normalized word.
-    fn stem(self, unstemmed: String) -> Option<String> {
-        if let Some(stem) = self.irregular_stems().and_then(|stems| stems.get(&*unstemmed)) {
-            return Some(stem.clone());
+    fn stem(self, unstemmed: &str) -> Cow<'_, str> {
+        if let Some(stem) = self.irregular_stems().and_then(|stems| stems.get(unstemmed)) {
+            return Cow::Borrowed(stem);
         }
         let rules = self.language.rules().filter(|_| !unstemmed.contains(char::is_numeric));
-        let stem = rules.map(|(_, algorithm)| Stemmer::new(algorithm).stem(&unstemmed).into_owned());
-        Some(stem.filter(|stem| !stem.is_empty()).unwrap_or(unstemmed)).filter(|term| !term.is_empty())
+        let stem = rules.map(|(_, algorithm)| Stemmer::new(algorithm).stem(unstemmed));
+        stem.filter(|stem| !stem.is_empty()).unwrap_or(Cow::Borrowed(unstemmed))
     }
 }
 
@@ -282,7 +263,10 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
                     && APOSTROPHES.contains(&c)
                     && rest.get(at + c.len_utf8()..).is_some_and(begins_word))
         };
-        let end = rest.char_indices().find(|character| !continues(*character));
+        // Most words are ASCII, which needs no look at the properties of characters.
+        let ascii = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
+        let mut others = rest.char_indices().skip_while(|(at, _)| *at < ascii);
+        let end = others.find(|character| !continues(*character));
         position = start + end.map_or(rest.len(), |(at, _)| at);
         if position - reported > PROGRESS_BYTES {
             checkpoint::passed(position - reported);
@@ -300,23 +284,17 @@ fn is_non_ascii_mark(c: char) -> bool {
     !c.is_ascii() && is_combining_mark(c)
 }
 
-/// Returns the normalized characters of a segment of a script without spaces, with their byte ranges in the text. A
-/// character includes its combining marks. `offset` is the position of the segment in the text.
-#[must_use]
-pub fn characters(segment: &str, offset: usize) -> Vec<(String, Range<usize>)> {
+/// Returns the positions of the characters in a range of a text, each with its combining marks.
+fn characters(text: &str, range: Range<usize>) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
-    for (at, c) in segment.char_indices() {
-        let end = offset + at + c.len_utf8();
+    for (at, c) in text.get(range.clone()).unwrap_or_default().char_indices() {
+        let (start, end) = (range.start + at, range.start + at + c.len_utf8());
         match ranges.last_mut() {
             Some(last) if is_combining_mark(c) || is_half_width_mark(c) => last.end = end,
-            _ => ranges.push(offset + at..end),
+            _ => ranges.push(start..end),
         }
     }
-    let normalized = ranges.into_iter().map(|range| {
-        let raw = segment.get(range.start - offset..range.end - offset).unwrap_or_default();
-        (normalize(raw), range)
-    });
-    normalized.filter(|(normalized, _)| !normalized.is_empty()).collect()
+    ranges
 }
 
 /// Returns `true` for the voicing marks of half-width Katakana. In Unicode they are letters, but their full-width forms
@@ -379,15 +357,10 @@ fn is_unspaced_script(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     fn terms(text: &str) -> Vec<String> {
         let tokens = Analyzer::default().tokens(text);
-        tokens.into_iter().filter(|token| !token.is_unigram).map(|token| token.term).collect()
-    }
-
-    fn distinct(analyzer: Analyzer, text: &str) -> Vec<String> {
-        analyzer.with_terms(text, |terms| terms.iter().copied().map(String::from).collect())
+        tokens.iter().filter(|token| !token.is_unigram).map(|token| token.term.to_string()).collect()
     }
 
     #[test]
@@ -417,16 +390,6 @@ mod tests {
     }
 
     #[test]
-    fn terms_of_a_text_are_the_terms_of_its_tokens() {
-        for text in ["", "Ada's ferries, ferries and Ada", "数据 the 数据库 THE 東", "ｶﾞ ガ it's they're"]
-        {
-            let tokens = Analyzer::default().tokens(text).into_iter();
-            let expected: BTreeSet<String> = tokens.map(|token| token.term).collect();
-            assert_eq!(distinct(Analyzer::default(), text), Vec::from_iter(expected), "{text}");
-        }
-    }
-
-    #[test]
     fn words_and_numbers_part_where_a_reader_parts_them() {
         assert_eq!(
             terms("what's up? c++ -x user_id 3.14 they're l'eau"),
@@ -443,16 +406,15 @@ mod tests {
         assert_eq!(terms("東京タワー"), ["東京", "京タ", "タワ", "ワー"]);
         assert_eq!(terms("ที่นี่"), ["ที่นี่"]);
         assert_eq!(terms("학교에서"), ["학교", "교에", "에서"]);
-        let singles: Vec<String> =
-            Analyzer::default().tokens("数据").into_iter().map(|token| token.term).collect();
-        assert_eq!(singles, ["数据", "数", "据"]);
+        let tokens = Analyzer::default().tokens("数据");
+        assert_eq!(tokens.iter().map(|token| &*token.term).collect::<Vec<_>>(), ["数据", "数", "据"]);
     }
 
     #[test]
     fn token_has_its_range_in_the_text() {
         let text = "Der Café-Besuch in 東京";
         for token in Analyzer::new(Language::None).tokens(text) {
-            assert_eq!(normalize(&text[token.range.clone()]), token.unstemmed);
+            assert_eq!(normalize(&text[token.range.clone()]), &*token.unstemmed);
         }
     }
 
@@ -476,8 +438,11 @@ mod tests {
         let first = Analyzer::parse_version("english-1").expect("a version that indexes use");
         assert_eq!(first.version(), "english-1");
         // Words of the other version are not reused.
-        assert_eq!(distinct(Analyzer::default(), "went children"), ["child", "go"]);
-        assert_eq!(distinct(first, "went children ferries"), ["children", "ferri", "went"]);
+        let of = |analyzer: Analyzer, text: &str| analyzer.tokens(text)[0].term.to_string();
+        assert_eq!(
+            (of(Analyzer::default(), "went"), of(first, "went")),
+            ("go".to_owned(), "went".to_owned())
+        );
         for label in ["", "off", "english", "english-0", "english-3", "german-2", "klingon-1", "English-1"] {
             assert_eq!(Analyzer::parse_version(label), None, "{label}");
         }

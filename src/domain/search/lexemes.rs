@@ -9,6 +9,7 @@ use super::text;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use sha2::{Digest, Sha256};
+use std::collections::HashSet;
 
 /// Returns the prefix of all lexemes of a tenant. Prefixes may collide: every statement also filters by tenant.
 #[must_use]
@@ -48,25 +49,21 @@ pub fn message_lexemes(
     let mut out = session_lexeme(&prefix, session);
     out.push(' ');
     out.push_str(&role_lexeme(&prefix, message.role()));
-    analyzer.with_terms(&text::searchable_text(message), |terms| {
-        for term in terms {
-            if out.len() + prefix.len() + term.len() >= MAX_LEXEME_BYTES {
-                break;
-            }
-            out.push(' ');
-            out.push_str(&prefix);
-            out.push_str(term);
+    let tokens = analyzer.tokens(&text::searchable_text(message));
+    let mut seen = HashSet::with_capacity(tokens.len());
+    for term in tokens.iter().map(|token| &*token.term).filter(|term| seen.insert(*term)) {
+        if out.len() + prefix.len() + term.len() >= MAX_LEXEME_BYTES {
+            break;
         }
-    });
+        out.push(' ');
+        out.push_str(&prefix);
+        out.push_str(term);
+    }
     out
 }
 
 fn hash(text: &str, bytes: usize) -> String {
-    let mut out = String::with_capacity(2 * bytes);
-    for byte in Sha256::digest(text).iter().take(bytes) {
-        out.extend([byte >> 4, byte & 15].iter().filter_map(|digit| char::from_digit(u32::from(*digit), 16)));
-    }
-    out
+    hex::encode(Sha256::digest(text).get(..bytes).unwrap_or_default())
 }
 
 /// A query of the index. A message matches if it has at least one term of each group.

@@ -2,8 +2,10 @@
 //!
 //! Every text with a word is a valid query. Punctuation without a meaning is ignored.
 
-use super::analyzer::Analyzer;
-use super::lexemes::{TermPattern, TermQuery};
+use super::analyzer::{Analyzer, Token};
+use super::lexemes::TermPattern;
+use std::collections::HashSet;
+use std::rc::Rc;
 
 const MAX_QUERY_CHARS: usize = 1000;
 /// Further clauses of a query are ignored.
@@ -21,9 +23,9 @@ pub enum InvalidQuery {
     TooLong,
 }
 
-/// A condition that a message can match.
+/// A condition that a word of a message can match.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Clause {
+pub enum Pattern {
     Term(String),
     /// Any word that begins with this text.
     Prefix {
@@ -31,22 +33,29 @@ pub enum Clause {
         /// Stems of irregular forms that begin with it.
         irregular_stems: Vec<String>,
     },
-    /// Terms, each with its distance from the first.
-    Phrase(Vec<(usize, String)>),
+}
+
+/// Patterns of words that follow each other, each with its distance from the first. A single word is a phrase, too.
+pub type Phrase = Vec<(usize, Pattern)>;
+
+/// A word of a query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueryWord {
+    pub pattern: Pattern,
+    /// The number of the part of the query that contains it. The words of a part are a word with hyphens, a phrase, or a text of a
+    /// script without spaces.
+    pub part: usize,
 }
 
 /// A parsed query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
     /// A hit matches at least one. Every match raises the score, matches of rare words more.
-    pub words: Vec<Clause>,
-    /// For each of `words`, the number of the part of the query that contains it. The words of a part are a word with hyphens, a
-    /// phrase, or a text of a script without spaces.
-    pub word_parts: Vec<usize>,
-    /// A hit matches all of them.
-    pub phrases: Vec<Clause>,
-    /// A hit matches none of them.
-    pub excluded: Vec<Clause>,
+    pub words: Vec<QueryWord>,
+    /// A hit contains all of them.
+    pub phrases: Vec<Phrase>,
+    /// A hit contains none of them.
+    pub excluded: Vec<Phrase>,
     /// `true` if stop words were removed from the query, as from a question.
     pub is_sentence: bool,
 }
@@ -70,7 +79,6 @@ impl Query {
         }
         query.drop_stop_words(analyzer);
         query.words.truncate(MAX_CLAUSES);
-        query.word_parts.truncate(MAX_CLAUSES);
         query.phrases.truncate(MAX_CLAUSES);
         query.excluded.truncate(MAX_CLAUSES);
         Ok(query)
@@ -79,66 +87,77 @@ impl Query {
     /// Returns the excluded single terms. The index cannot evaluate excluded phrases and prefixes.
     #[must_use]
     pub fn excluded_terms(&self) -> Vec<String> {
-        let term = |clause: &Clause| if let Clause::Term(term) = clause { Some(term.clone()) } else { None };
+        let term = |phrase: &Phrase| match &**phrase {
+            [(_, Pattern::Term(term))] => Some(term.clone()),
+            _ => None,
+        };
         self.excluded.iter().filter_map(term).collect()
     }
 
     /// Removes words that say nothing about a message, such as `the` and `what`, unless only such words remain.
     fn drop_stop_words(&mut self, analyzer: Analyzer) {
         let stop_terms = analyzer.stop_terms();
-        let is_stop_word = |word: &Clause| matches!(word, Clause::Term(term) if stop_terms.contains(term));
+        let is_stop_word = |word: &QueryWord| word.pattern.is_term_in(&stop_terms);
         if !self.words.iter().all(is_stop_word) {
             self.is_sentence = self.words.iter().any(is_stop_word);
-            let words = self.words.drain(..).zip(self.word_parts.drain(..));
-            (self.words, self.word_parts) = words.filter(|(word, _)| !is_stop_word(word)).unzip();
+            self.words.retain(|word| !is_stop_word(word));
         }
     }
 
     fn add(&mut self, analyzer: Analyzer, number: usize, part: &QueryPart<'_>) {
         let mut tokens = analyzer.tokens(part.text);
         tokens.retain(|token| !token.is_unigram);
-        let Some(last) = tokens.last() else { return };
-        let (last, first) = (last.clone(), tokens.first().map_or(0, |token| token.position));
-        let phrase: Vec<_> =
-            tokens.iter().map(|token| (token.position - first, token.term.clone())).collect();
-        let mut words: Vec<Clause> = tokens.iter().map(|token| Clause::Term(token.term.clone())).collect();
-        if part.is_prefix {
-            words.pop();
-            let irregular_stems = analyzer.irregular_stems_of(&last.unstemmed).map(str::to_owned).collect();
-            words.push(Clause::Prefix { prefix: last.unstemmed, irregular_stems });
-        }
+        let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return };
+        let pattern = |token: &Token| {
+            if !part.is_prefix || token.position < last.position {
+                return Pattern::Term(token.term.to_string());
+            }
+            let irregular_stems = analyzer.irregular_stems_of(&token.unstemmed).map(str::to_owned).collect();
+            Pattern::Prefix { prefix: token.unstemmed.to_string(), irregular_stems }
+        };
+        let phrase = tokens.iter().map(|token| (token.position - first.position, pattern(token)));
+        let phrase: Phrase = phrase.collect();
         if part.is_excluded {
             // `-e-mail` excludes the phrase, not every message with an e.
-            let excluded = if words.len() > 1 { Some(Clause::Phrase(phrase)) } else { words.pop() };
-            self.excluded.extend(excluded);
+            self.excluded.push(phrase);
             return;
         }
-        if part.is_quoted && words.len() > 1 {
-            self.phrases.push(Clause::Phrase(phrase));
-        } else if part.is_quoted {
-            self.phrases.extend(words.first().cloned());
+        if part.is_quoted {
+            self.phrases.push(phrase.clone());
         }
-        for word in words {
-            if !self.words.contains(&word) {
-                self.words.push(word);
-                self.word_parts.push(number);
+        for (_, pattern) in phrase {
+            if self.words.iter().all(|word| word.pattern != pattern) {
+                self.words.push(QueryWord { pattern, part: number });
             }
         }
     }
 }
 
-impl Clause {
-    /// Returns the query of the index. It may match more messages than the clause, never fewer.
+impl Pattern {
+    /// Returns `true` if a word of a text matches. Prefixes match the word as it is written.
     #[must_use]
-    pub fn term_query(&self) -> TermQuery {
-        TermQuery(match self {
-            Self::Term(term) => vec![vec![TermPattern::exact(term)]],
-            Self::Phrase(terms) => terms.iter().map(|(_, term)| vec![TermPattern::exact(term)]).collect(),
+    pub fn matches(&self, token: &Token) -> bool {
+        match self {
+            Self::Term(term) => **term == *token.term,
+            Self::Prefix { prefix, .. } => token.unstemmed.starts_with(prefix),
+        }
+    }
+
+    /// Returns `true` if the pattern is one of these terms.
+    pub fn is_term_in(&self, terms: &HashSet<Rc<str>>) -> bool {
+        matches!(self, Self::Term(term) if terms.contains(&**term))
+    }
+
+    /// Returns the terms of the index of which a matching message has one. Other messages may have one, too.
+    #[must_use]
+    pub fn index_terms(&self) -> Vec<TermPattern> {
+        match self {
+            Self::Term(term) => vec![TermPattern::exact(term)],
             Self::Prefix { prefix, irregular_stems } => {
                 let irregular = irregular_stems.iter().map(TermPattern::exact);
-                vec![prefix_patterns(prefix).into_iter().chain(irregular).collect()]
+                prefix_patterns(prefix).into_iter().chain(irregular).collect()
             }
-        })
+        }
     }
 }
 
@@ -205,35 +224,39 @@ mod tests {
         Query::parse(Analyzer::default(), text)
     }
 
-    fn term(term: &str) -> Clause {
-        Clause::Term(term.to_owned())
+    fn words(text: &str) -> Vec<Pattern> {
+        parse(text).expect(text).words.into_iter().map(|word| word.pattern).collect()
     }
 
-    fn prefix(prefix: &str) -> Clause {
-        Clause::Prefix { prefix: prefix.to_owned(), irregular_stems: Vec::new() }
+    fn term(term: &str) -> Pattern {
+        Pattern::Term(term.to_owned())
     }
 
-    fn phrase(terms: &[&str]) -> Clause {
-        Clause::Phrase(terms.iter().map(|term| (*term).to_owned()).enumerate().collect())
+    fn prefix(prefix: &str) -> Pattern {
+        Pattern::Prefix { prefix: prefix.to_owned(), irregular_stems: Vec::new() }
+    }
+
+    fn phrase(terms: &[&str]) -> Phrase {
+        terms.iter().map(|text| term(text)).enumerate().collect()
     }
 
     #[test]
     fn query_is_split_into_words_phrases_exclusions_and_prefixes() {
-        let query = parse("Ferries \"to the island\" -boats -\"night ferry\" tick* tick*").expect("a query");
-        let words = [term("ferri"), term("island"), prefix("tick")];
-        assert_eq!(query.words, words);
+        let text = "Ferries \"to the island\" -boats -\"night ferry\" tick* tick*";
+        assert_eq!(words(text), [term("ferri"), term("island"), prefix("tick")]);
+        let query = parse(text).expect("a query");
         assert_eq!(query.phrases, [phrase(&["to", "the", "island"])]);
-        assert_eq!(query.excluded, [term("boat"), phrase(&["night", "ferri"])]);
+        assert_eq!(query.excluded, [phrase(&["boat"]), phrase(&["night", "ferri"])]);
         assert_eq!(query.excluded_terms(), ["boat"]);
-        assert_eq!(parse("\"island\"").expect("a query").phrases, [term("island")]);
+        assert_eq!(parse("\"island\"").expect("a query").phrases, [phrase(&["island"])]);
         assert_eq!(parse("-e-mail spam").expect("a query").excluded, [phrase(&["e", "mail"])]);
-        assert_eq!(parse("数据库").expect("a query").words, [term("数据"), term("据库")]);
+        assert_eq!(words("数据库"), [term("数据"), term("据库")]);
         assert_eq!(parse("\"数据库\"").expect("a query").phrases, [phrase(&["数据", "据库"])]);
     }
 
     #[test]
     fn query_without_words_or_too_long_is_rejected() {
-        for (text, words) in [
+        for (text, expected) in [
             ("what's up?", vec![term("what"), term("up")]),
             ("c++", vec![term("c")]),
             ("\"left open", vec![term("leav"), term("open")]),
@@ -241,7 +264,7 @@ mod tests {
             ("a-b", vec![term("b")]),
             ("* AND -- \"\" -* x", vec![term("x")]),
         ] {
-            assert_eq!(parse(text).expect(text).words, words, "{text}");
+            assert_eq!(words(text), expected, "{text}");
         }
         for (text, error) in [
             ("", InvalidQuery::Empty),
@@ -274,13 +297,12 @@ mod tests {
             ("wen", "went"),
             ("bough", "bought"),
         ] {
-            let query = parse(&format!("{prefix}*")).expect("a query");
-            let TermQuery(groups) = query.words[0].term_query();
-            let (stem, _) = Analyzer::default().word_terms(word).next().unwrap();
+            let terms = words(&format!("{prefix}*"))[0].index_terms();
+            let stem = &*Analyzer::default().tokens(word)[0].term;
             let finds = |lexeme: &TermPattern| {
                 if lexeme.is_prefix { stem.starts_with(&lexeme.term) } else { stem == lexeme.term }
             };
-            assert!(groups[0].iter().any(finds), "{prefix} {stem} {groups:?}");
+            assert!(terms.iter().any(finds), "{prefix} {stem} {terms:?}");
         }
     }
 }

@@ -9,9 +9,10 @@
 //! A hit contains a word of the query, or its neighbours contain at least two of them; one of them if the query contains stop
 //! words, as questions do. Messages that the query excludes contribute nothing to their neighbours.
 
+use super::MessageRef;
 use super::analyzer::Analyzer;
-use super::matcher::{Matcher, TextMatch};
-use super::query::{Clause, Query};
+use super::matcher::TextMatch;
+use super::query::Query;
 use super::text::{Speaker, searchable_text, speaker};
 use crate::domain::id::SessionId;
 use crate::domain::message::Message;
@@ -34,8 +35,7 @@ const MAX_NEIGHBOURS: usize = 50;
 /// A message to be ranked.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    pub session: SessionId,
-    pub seq: i64,
+    pub place: MessageRef,
     pub created_at: OffsetDateTime,
     pub message: Message,
     /// The searchable text of the message.
@@ -47,15 +47,14 @@ pub struct Candidate {
 impl Candidate {
     /// Counts the words of a query in a message.
     pub fn new(
-        session: SessionId,
-        seq: i64,
+        (analyzer, query): (Analyzer, &Query),
+        place: MessageRef,
         created_at: OffsetDateTime,
         message: Message,
-        matcher: &mut Matcher,
     ) -> Self {
         let text = searchable_text(&message);
-        let (speaker, text_match) = (speaker(&message, &text), matcher.count(&text));
-        Self { session, seq, created_at, message, text, text_match, speaker }
+        let (speaker, text_match) = (speaker(&message, &text), TextMatch::new(analyzer, query, &text));
+        Self { place, created_at, message, text, text_match, speaker }
     }
 }
 
@@ -84,16 +83,16 @@ impl<'a> Ranking<'a> {
     pub fn new(analyzer: Analyzer, query: &'a Query, weights: &[f64], candidates: &'a [Candidate]) -> Self {
         let mut by_position: HashMap<&SessionId, HashMap<i64, &Candidate>> = HashMap::new();
         for candidate in candidates {
-            by_position.entry(&candidate.session).or_default().insert(candidate.seq, candidate);
+            let MessageRef { session, seq } = &candidate.place;
+            by_position.entry(session).or_default().insert(*seq, candidate);
         }
         let (all_weights, mut weights, mut named) = (weights, weights.to_vec(), HashSet::new());
         for speaker in by_position.values().flat_map(speakers).collect::<HashSet<_>>() {
-            for token in analyzer.tokens(speaker) {
-                for (weight, word) in weights.iter_mut().zip(&query.words) {
-                    if matches!(word, Clause::Term(term) if *term == token.term) {
-                        *weight = 0.0;
-                        named.insert(speaker);
-                    }
+            let name = analyzer.tokens(speaker).into_iter().map(|token| token.term).collect();
+            for (weight, word) in weights.iter_mut().zip(&query.words) {
+                if word.pattern.is_term_in(&name) {
+                    *weight = 0.0;
+                    named.insert(speaker);
                 }
             }
         }
@@ -109,15 +108,15 @@ impl<'a> Ranking<'a> {
     pub fn hits(&self) -> Vec<(usize, f64)> {
         let mut hits = Vec::new();
         for (index, candidate) in self.candidates.iter().enumerate() {
-            let Candidate { session, seq, speaker, text_match, .. } = candidate;
+            let Candidate { place: MessageRef { session, seq }, speaker, text_match, .. } = candidate;
             if let Some(score) = self.score(session, *seq).filter(|_| text_match.is_allowed) {
                 let is_named = speaker.as_ref().is_some_and(|speaker| self.named.contains(&*speaker.name));
                 hits.push((index, candidate, if is_named { score * SPEAKER_FACTOR } else { score }));
             }
         }
         hits.sort_by(|(_, a, a_score), (_, b, b_score)| {
-            let newest_first = (b.created_at, b.seq).cmp(&(a.created_at, a.seq));
-            b_score.total_cmp(a_score).then(newest_first).then_with(|| a.session.cmp(&b.session))
+            let newest_first = (b.created_at, b.place.seq).cmp(&(a.created_at, a.place.seq));
+            b_score.total_cmp(a_score).then(newest_first).then_with(|| a.place.cmp(&b.place))
         });
         hits.into_iter().map(|(index, _, score)| (index, score)).collect()
     }
@@ -125,7 +124,7 @@ impl<'a> Ranking<'a> {
     /// Returns the positions of other messages that may be among the first `limit` of these hits because of their neighbours,
     /// the most promising first.
     #[must_use]
-    pub fn promising_neighbours(&self, hits: &[(usize, f64)], limit: usize) -> Vec<(&'a SessionId, i64)> {
+    pub fn promising_neighbours(&self, hits: &[(usize, f64)], limit: usize) -> Vec<MessageRef> {
         // A phrase must be in the message itself.
         if !self.query.phrases.is_empty() {
             return Vec::new();
@@ -133,7 +132,7 @@ impl<'a> Ranking<'a> {
         let last_score = hits.get(limit.saturating_sub(1)).map_or(0.0, |(_, score)| *score);
         let mut positions = HashSet::new();
         for candidate in self.candidates.iter().filter(|candidate| candidate.text_match.has_word()) {
-            let around = neighbours(candidate.seq).map(|(seq, _)| (&candidate.session, seq));
+            let around = neighbours(candidate.place.seq).map(|(seq, _)| (&candidate.place.session, seq));
             let is_other =
                 |(session, seq): &(&SessionId, i64)| *seq > 0 && self.candidate(session, *seq).is_none();
             positions.extend(around.filter(is_other));
@@ -144,7 +143,8 @@ impl<'a> Ranking<'a> {
         });
         let mut scored: Vec<_> = scored.collect();
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| (a.1, a.2).cmp(&(b.1, b.2))));
-        scored.into_iter().take(MAX_NEIGHBOURS).map(|(_, session, seq)| (session, seq)).collect()
+        let best = scored.into_iter().take(MAX_NEIGHBOURS);
+        best.map(|(_, session, seq)| MessageRef { session: session.clone(), seq }).collect()
     }
 
     fn candidate(&self, session: &SessionId, seq: i64) -> Option<&'a Candidate> {
@@ -157,7 +157,8 @@ impl<'a> Ranking<'a> {
         let add = |window: &mut [f64], seq, share| {
             let words =
                 self.candidate(session, seq).into_iter().flat_map(|found| &found.text_match.frequencies);
-            window.iter_mut().zip(words).for_each(|(sum, frequency)| *sum += share * f64::from(*frequency));
+            #[expect(clippy::cast_precision_loss, reason = "counts, far below 2^52")]
+            window.iter_mut().zip(words).for_each(|(sum, frequency)| *sum += share * *frequency as f64);
         };
         add(&mut window, seq, 1.0);
         let contains_word = self.contained_parts(&window) > 0;
@@ -173,9 +174,9 @@ impl<'a> Ranking<'a> {
 
     /// Returns the number of parts of the query of which a word, except names, has a frequency.
     fn contained_parts(&self, frequencies: &[f64]) -> usize {
-        let words = frequencies.iter().zip(&self.weights).zip(&self.query.word_parts);
+        let words = frequencies.iter().zip(&self.weights).zip(&self.query.words);
         let contained = words.filter(|((frequency, weight), _)| **frequency > 0.0 && **weight > 0.0);
-        let mut parts: Vec<_> = contained.map(|(_, part)| part).collect();
+        let mut parts: Vec<_> = contained.map(|(_, word)| word.part).collect();
         parts.dedup();
         parts.len()
     }
@@ -207,11 +208,11 @@ mod tests {
     }
 
     fn candidates(query: &Query, messages: &[(&str, i64, &str)]) -> Vec<Candidate> {
-        let mut matcher = Matcher::new(Analyzer::default(), query);
         let candidate = |&(session, seq, text): &(&str, i64, &str)| {
-            let session = SessionId::new(session).expect("an id");
+            let place = MessageRef { session: SessionId::new(session).expect("an id"), seq };
             let created_at = OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seq);
-            Candidate::new(session, seq, created_at, Message::text(Role::User, text), &mut matcher)
+            let message = Message::text(Role::User, text);
+            Candidate::new((Analyzer::default(), query), place, created_at, message)
         };
         messages.iter().map(candidate).collect()
     }
@@ -284,7 +285,7 @@ mod tests {
             let candidates = candidates(&query, &[messages[0], messages[2]]);
             let ranking = Ranking::new(Analyzer::default(), &query, &weights, &candidates);
             let promising = ranking.promising_neighbours(&ranking.hits(), limit);
-            promising.into_iter().map(|(_, seq)| seq).collect::<Vec<_>>()
+            promising.into_iter().map(|place| place.seq).collect::<Vec<_>>()
         };
         assert_eq!(promising("ferry harbour", 10), [2, 4, 5]);
         assert_eq!(promising("ferry harbour", 1), [2, 4]);

@@ -52,7 +52,7 @@ fn add(text: &mut String, part: &str, may_be_json: bool) {
     let remaining = MAX_INDEXED_BYTES.saturating_sub(text.len());
     let part = part.get(..part.floor_char_boundary(remaining)).unwrap_or_default();
     if may_be_json && part.trim_ascii_start().starts_with(['{', '[']) {
-        unescape(text, part);
+        text.push_str(&unescape(part));
     } else {
         text.push_str(part);
     }
@@ -60,36 +60,26 @@ fn add(text: &mut String, part: &str, may_be_json: bool) {
 
 /// Replaces the escape sequences of embedded JSON, such as tool arguments: otherwise `\n` would be indexed as a letter, and
 /// `caf\u00e9` would be two words.
-fn unescape(out: &mut String, json: &str) {
-    let mut rest = json;
-    while let Some((before, after)) = rest.split_once('\\') {
-        out.push_str(before);
-        if let Some((first, after)) = utf16_unit(after) {
-            // Characters outside the basic plane are two escapes: a surrogate pair.
-            let second = after.strip_prefix('\\').and_then(utf16_unit);
-            let (units, after) = match second {
-                Some((second, after)) if (0xd800..0xdc00).contains(&first) => (vec![first, second], after),
-                _ => (vec![first], after),
-            };
-            out.extend(char::decode_utf16(units).map(|c| c.unwrap_or(' ')));
+fn unescape(json: &str) -> String {
+    // A character outside the basic plane is two escapes: a surrogate pair.
+    let (mut units, mut rest) = (Vec::with_capacity(json.len()), json);
+    while let Some((before, escape)) = rest.split_once('\\') {
+        units.extend(before.encode_utf16());
+        let digits = escape.strip_prefix('u').and_then(|digits| digits.split_at_checked(4));
+        if let Some((Ok(unit), after)) = digits.map(|(hex, after)| (u16::from_str_radix(hex, 16), after)) {
+            units.push(unit);
             rest = after;
             continue;
         }
-        let mut characters = after.chars();
-        match characters.next() {
-            Some('n' | 'r' | 't' | 'b' | 'f') => out.push(' '),
-            Some(c) => out.push(c),
-            None => {}
+        let mut characters = escape.chars();
+        if let Some(c) = characters.next() {
+            let c = if "nrtbf".contains(c) { ' ' } else { c };
+            units.extend_from_slice(c.encode_utf16(&mut [0; 2]));
         }
         rest = characters.as_str();
     }
-    out.push_str(rest);
-}
-
-/// Parses the `uXXXX` of an escape sequence. Returns the UTF-16 code unit and the remaining text.
-fn utf16_unit(text: &str) -> Option<(u16, &str)> {
-    let (digits, rest) = text.strip_prefix('u')?.split_at_checked(4)?;
-    Some((u16::from_str_radix(digits, 16).ok()?, rest))
+    units.extend(rest.encode_utf16());
+    String::from_utf16_lossy(&units)
 }
 
 #[cfg(test)]

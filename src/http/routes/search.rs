@@ -172,16 +172,8 @@ fn html(snippet: &Snippet) -> String {
     let mut html = String::new();
     for (text, is_match) in snippet.pieces() {
         html.push_str(if is_match { "<mark>" } else { "" });
-        for c in text.chars() {
-            match c {
-                '&' => html.push_str("&amp;"),
-                '<' => html.push_str("&lt;"),
-                '>' => html.push_str("&gt;"),
-                '"' => html.push_str("&quot;"),
-                '\'' => html.push_str("&#39;"),
-                c => html.push(c),
-            }
-        }
+        let escapes = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&quot;"), ('\'', "&#39;")];
+        html += &escapes.iter().fold(text.to_owned(), |text, (c, escape)| text.replace(*c, escape));
         html.push_str(if is_match { "</mark>" } else { "" });
     }
     html

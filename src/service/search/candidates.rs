@@ -1,12 +1,13 @@
 //! Selects the messages that are worth parsing: the newest messages of each word of the query, however common the word is.
 
 use crate::domain::id::TenantId;
+use crate::domain::search::MessageRef;
 use crate::domain::search::lexemes::TermQuery;
 use crate::domain::search::matcher::TextMatch;
-use crate::domain::search::query::{Clause, Query};
+use crate::domain::search::query::{Query, QueryWord};
 use crate::domain::search::rank::{self, Candidate};
 use crate::service::to_i64;
-use crate::storage::search::{MessageRef, SearchFilter, TermMatches};
+use crate::storage::search::{IndexEntry, SearchFilter};
 use crate::storage::{Store, StoreError};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,8 +34,10 @@ pub(super) async fn select_candidates(
     query: &Query,
     unindexed: &[Candidate],
 ) -> Result<Candidates, StoreError> {
-    let required: Vec<_> = query.phrases.iter().flat_map(|phrase| phrase.term_query().0).collect();
-    let mut queries: Vec<TermQuery> = query.words.iter().map(Clause::term_query).collect();
+    let required = query.phrases.iter().flatten().map(|(_, pattern)| pattern.index_terms());
+    let required: Vec<_> = required.collect();
+    let of_word = |word: &QueryWord| TermQuery(vec![word.pattern.index_terms()]);
+    let mut queries: Vec<TermQuery> = query.words.iter().map(of_word).collect();
     queries.push(TermQuery::any_message());
     if !required.is_empty() {
         queries.push(TermQuery(required));
@@ -46,7 +49,7 @@ pub(super) async fn select_candidates(
     let unindexed = || unindexed.iter().map(|message| &message.text_match);
     let total = estimate_frequency(filter, &all, &all)
         + to_i64(unindexed().filter(|found| found.is_allowed || found.has_word()).count());
-    let weight = |(word, found): (usize, &TermMatches)| {
+    let weight = |(word, found): (usize, &Vec<IndexEntry>)| {
         let has_word = |found: &&TextMatch| found.frequencies.get(word).is_some_and(|count| *count > 0);
         rank::weight(
             estimate_frequency(filter, &all, found) + to_i64(unindexed().filter(has_word).count()),
@@ -54,42 +57,30 @@ pub(super) async fn select_candidates(
         )
     };
     let weights: Vec<f64> = by_word.iter().enumerate().map(weight).collect();
-    let mut candidates: HashMap<MessageRef, f64> = HashMap::new();
-    let required = others.next().map(|required| required.refs);
-    candidates.extend(required.iter().flatten().map(|message_ref| (message_ref.clone(), 0.0)));
-    for (found, weight) in by_word.into_iter().zip(&weights) {
-        for message_ref in found.refs {
-            if required.is_none() {
-                *candidates.entry(message_ref).or_default() += weight;
-            } else if let Some(sum) = candidates.get_mut(&message_ref) {
-                *sum += weight;
-            }
+    let mut sums: HashMap<i64, f64> = HashMap::new();
+    for (found, weight) in by_word.iter().zip(&weights) {
+        for entry in found {
+            *sums.entry(entry.id).or_default() += weight;
         }
     }
-    Ok(Candidates { refs: most_promising(candidates), weights })
+    let sum = |entry: &IndexEntry| sums.get(&entry.id).copied().unwrap_or_default();
+    let mut entries = others.next().unwrap_or_else(|| by_word.concat());
+    entries.sort_by(|a, b| sum(b).total_cmp(&sum(a)).then_with(|| b.id.cmp(&a.id)));
+    entries.dedup_by_key(|entry| entry.id);
+    let refs = entries.into_iter().take(MAX_CANDIDATES).map(|entry| entry.message).collect();
+    Ok(Candidates { refs, weights })
 }
 
 /// Returns the number of messages that match a query: exact if all of them were found, else estimated from the part of all
 /// messages that the search for them went through.
-fn estimate_frequency(filter: &SearchFilter, all: &TermMatches, found: &TermMatches) -> i64 {
-    let matches = to_i64(found.refs.len());
-    if found.refs.len() < MAX_CANDIDATES {
-        return matches;
-    }
+fn estimate_frequency(filter: &SearchFilter, all: &[IndexEntry], found: &[IndexEntry]) -> i64 {
+    let matches = to_i64(found.len());
+    let (Some(first), Some(last)) = (all.first(), found.get(MAX_CANDIDATES - 1)) else { return matches };
     let (newest, oldest) = if filter.session.is_some() {
-        let seqs = all.refs.iter().map(|message_ref| message_ref.seq);
-        (seqs.max().unwrap_or_default(), found.refs.last().map_or(0, |message_ref| message_ref.seq))
+        (all.iter().map(|entry| entry.message.seq).max().unwrap_or_default(), last.message.seq)
     } else {
-        (all.newest_id, found.oldest_id)
+        (first.id, last.id)
     };
     let estimate = i128::from(matches) * i128::from(newest) / i128::from((newest - oldest + 1).max(1));
     i64::try_from(estimate).unwrap_or(i64::MAX).max(matches)
-}
-
-/// Returns the messages with the greatest weights, newest first among equals.
-fn most_promising(candidates: HashMap<MessageRef, f64>) -> Vec<MessageRef> {
-    let mut refs: Vec<(MessageRef, f64)> = candidates.into_iter().collect();
-    refs.sort_by(|(a, a_weight), (b, b_weight)| b_weight.total_cmp(a_weight).then_with(|| b.cmp(a)));
-    refs.truncate(MAX_CANDIDATES);
-    refs.into_iter().map(|(message_ref, _)| message_ref).collect()
 }

@@ -12,7 +12,8 @@ use crate::domain::tool::ToolError;
 use crate::domain::transcript::{TranscriptEntry, encode_text};
 use crate::service::search::{SearchFilter, SearchHit, SearchRanking, SearchRequest, SearchResults};
 use crate::service::{Error, MemoryService, StoredMessage, decode_message};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 use std::fmt::Write as _;
 use time::format_description::well_known::Rfc3339;
 use time::macros::format_description;
@@ -115,10 +116,10 @@ fn render_hits(
             "session_id": session_id,
             "seq": seq,
             "created_at": hit.created_at.format(&Rfc3339).ok(),
-            "role": role.as_str(),
+            "role": role,
             "snippet": snippet,
-            "before": before.iter().map(Neighbour::data).collect::<Vec<_>>(),
-            "after": after.iter().map(Neighbour::data).collect::<Vec<_>>(),
+            "before": before,
+            "after": after,
         }));
     }
     Ok(ToolOutcome {
@@ -128,16 +129,11 @@ fn render_hits(
     })
 }
 
+#[derive(Serialize)]
 struct Neighbour {
     seq: i64,
     role: Role,
     text: String,
-}
-
-impl Neighbour {
-    fn data(&self) -> Value {
-        json!({"seq": self.seq, "role": self.role.as_str(), "text": self.text})
-    }
 }
 
 fn read_neighbours(messages: &[StoredMessage]) -> Result<Vec<Neighbour>, Error> {
