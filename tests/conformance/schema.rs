@@ -157,7 +157,9 @@ async fn newer_schema_is_accepted_while_all_its_migrations_permit_this_release(b
 
     // A migration that declares nothing permits no older release.
     let mut sql = Sql::on(&backend).await;
-    sql.run(&format!("UPDATE schema_compatibility SET oldest_version = {}", own.expected - 1)).await;
+    let (own, earlier) = (own.expected, own.expected - 1);
+    sql.run(&format!("UPDATE schema_compatibility SET oldest_version = {earlier} WHERE version > {own}"))
+        .await;
     assert_eq!(store.check_ready().await.unwrap().found, versions[2]);
     sql.run(&format!("DELETE FROM schema_compatibility WHERE version = {}", versions[1])).await;
     refused(versions[2]).await;
