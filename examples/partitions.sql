@@ -6,6 +6,8 @@
 -- It copies both tables and needs their size on the disk in addition. The transaction keeps the old tables if it fails.
 BEGIN;
 
+ALTER TABLE consolidation_records DROP CONSTRAINT consolidation_records_of_revision;
+
 DO $$
 DECLARE
     name text;
@@ -45,5 +47,7 @@ END
 $$;
 
 ALTER TABLE revisions ADD FOREIGN KEY (tenant_id, session_id) REFERENCES sessions ON DELETE CASCADE;
+ALTER TABLE consolidation_records ADD CONSTRAINT consolidation_records_of_revision
+    FOREIGN KEY (tenant_id, session_id, revision) REFERENCES revisions ON DELETE CASCADE;
 
 COMMIT;

@@ -57,6 +57,7 @@ pub mod api_key;
 pub mod batching;
 pub mod budget;
 pub mod consolidation;
+pub mod consolidation_record;
 pub mod context;
 pub mod coverage;
 pub mod error_chain;

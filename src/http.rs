@@ -76,6 +76,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(WRITE, routes!(forks::rewind))
         .route(ADMIN, routes!(redactions::redact))
         .route(READ, routes!(redactions::list))
+        .route(READ, routes!(consolidations::list))
         .route(WRITE, routes!(consolidations::consolidate))
         .route(READ, routes!(consolidations::preview))
         .route(READ, routes!(revisions::list))

@@ -36,7 +36,7 @@ pub use circuit_breaker::CircuitState;
 pub use error::{Attempt, LlmError, ModelError, Rejection};
 pub use prompt::Prompt;
 pub use status::LlmStatus;
-pub use usage::{Cost, Usage};
+pub use usage::{CallTokens, Cost, Usage};
 
 /// A task for a model.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ pub enum Task<'a> {
 }
 
 /// A response that has passed the [`response_check`]: a summary, or an order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PoolResponse {
     /// Trimmed and never empty.
     pub text: String,
@@ -74,6 +74,8 @@ pub struct PoolResponse {
     /// Identifies the prompts: a number for the built-in ones, a hash for configured ones, and the version of the selection
     /// for extractive summaries.
     pub prompt_version: String,
+    /// The failed attempts before the response.
+    pub attempts: Vec<Attempt>,
     pub cost: Cost,
 }
 

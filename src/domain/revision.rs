@@ -2,6 +2,7 @@
 
 use super::session::Summary;
 use serde::{Deserialize, Serialize};
+use std::ops::AddAssign;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 
@@ -90,6 +91,19 @@ pub struct ModelUsage {
     pub queued_ms: Option<i64>,
 }
 
+impl AddAssign for ModelUsage {
+    fn add_assign(&mut self, other: Self) {
+        let add = |sum: &mut Option<i64>, other: Option<i64>| {
+            *sum = sum.map_or(other, |value| Some(value.saturating_add(other.unwrap_or(0))));
+        };
+        add(&mut self.input_tokens, other.input_tokens);
+        add(&mut self.output_tokens, other.output_tokens);
+        add(&mut self.calls, other.calls);
+        add(&mut self.failures, other.failures);
+        add(&mut self.queued_ms, other.queued_ms);
+    }
+}
+
 impl Revision {
     /// Returns the fields `from_seq` and `to_seq`; `None` for a restore and an edit.
     pub fn range(&self) -> Option<(i64, i64)> {
@@ -101,16 +115,7 @@ impl Provenance {
     /// Adds the cost of an earlier call whose text is part of the same summary.
     #[must_use]
     pub fn after(mut self, earlier: &Self) -> Self {
-        let sum = |earlier: Option<i64>, later: Option<i64>| match (earlier, later) {
-            (Some(earlier), Some(later)) => Some(earlier.saturating_add(later)),
-            (earlier, later) => earlier.or(later),
-        };
-        let (usage, before) = (&mut self.usage, &earlier.usage);
-        usage.input_tokens = sum(before.input_tokens, usage.input_tokens);
-        usage.output_tokens = sum(before.output_tokens, usage.output_tokens);
-        usage.calls = sum(before.calls, usage.calls);
-        usage.failures = sum(before.failures, usage.failures);
-        usage.queued_ms = sum(before.queued_ms, usage.queued_ms);
+        self.usage += earlier.usage;
         self.duration_ms = self.duration_ms.saturating_add(earlier.duration_ms);
         self
     }

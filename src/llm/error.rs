@@ -211,7 +211,7 @@ pub enum Rejection {
 }
 
 /// All models of a pool failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LlmError {
     /// Name of the pool.
     pub pool: String,

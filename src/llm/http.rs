@@ -10,7 +10,7 @@
 use super::call_memory::ResponsePart;
 use super::prompt::Prompt;
 use super::provider::{Completion, Provider, Request};
-use super::{CallMemory, ModelError};
+use super::{CallMemory, CallTokens, ModelError};
 use crate::config::{self, Secret, SecretSource};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::tokens;
@@ -258,9 +258,11 @@ impl Provider for HttpProvider {
         let response = self.send(request, &timeouts).await?;
         let ParsedResponse { text, finish_reason, usage } =
             self.read_response(response, &mut timeouts, request.memory).await?;
-        let tokens = match usage.total() {
-            Some(tokens) => tokens,
-            None => count_tokens(request.prompts.render(&request.task), &text).await,
+        let tokens = match (usage.input_tokens, usage.output_tokens) {
+            (None, None) => count_tokens(request.prompts.render(&request.task), &text).await,
+            (input, output) => {
+                CallTokens { input: input.unwrap_or_default(), output: output.unwrap_or_default() }
+            }
         };
         Ok(Completion { text, finish_reason, usage, tokens, first_token: timeouts.time_to_first_token() })
     }
@@ -276,10 +278,13 @@ impl Provider for HttpProvider {
 }
 
 /// Counts prompt and completion with our tokenizer. Takes milliseconds of CPU time for a long prompt.
-async fn count_tokens(prompt: Prompt, text: &str) -> u64 {
+async fn count_tokens(prompt: Prompt, text: &str) -> CallTokens {
     let text = text.to_owned();
-    let count = tokio::task::spawn_blocking(move || prompt.tokens() + tokens::count(&text));
-    count.await.ok().and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or_default()
+    let count = tokio::task::spawn_blocking(move || CallTokens {
+        input: prompt.tokens() as u64,
+        output: tokens::count(&text) as u64,
+    });
+    count.await.unwrap_or_default()
 }
 
 /// A secret that is read again for each call, so that a key can be replaced while the service runs.

@@ -227,7 +227,10 @@ impl Model {
         };
         self.metrics.record_usage(&completion.usage);
         request.cost.usage += completion.usage;
-        request.cost.tokens = request.cost.tokens.saturating_add(completion.tokens);
+        request.cost.tokens = request.cost.tokens.saturating_add(completion.tokens.total());
+        let settings = &self.spec.settings;
+        let price = completion.tokens.price(settings.input_price, settings.output_price);
+        request.cost.price = request.cost.price.zip(price).map(|(sum, price)| sum + price);
         if let Some(first_token) = completion.first_token {
             self.metrics.first_token.record(first_token);
         }

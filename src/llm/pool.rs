@@ -120,6 +120,7 @@ impl Llm for ModelPools {
                     text: completion.text,
                     model: name.clone(),
                     prompt_version: model.spec.provider.prompt_version(&self.prompts).to_owned(),
+                    attempts: request.attempts,
                     cost: Cost { duration: started_at.elapsed(), ..request.cost },
                 });
             }

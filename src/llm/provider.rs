@@ -5,6 +5,7 @@
 //! one that uses HTTP only needs a [`super::http::WireFormat`].
 
 use super::prompt::Prompts;
+use super::usage::CallTokens;
 use super::{CallMemory, ModelError, Rejection, Task, Usage, extractive};
 use crate::config;
 use async_trait::async_trait;
@@ -42,8 +43,8 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     /// Tokens as reported by the provider.
     pub usage: Usage,
-    /// Tokens of prompt and completion; our own count if the provider does not report them.
-    pub tokens: u64,
+    /// Tokens of prompt and completion.
+    pub tokens: CallTokens,
     /// Time until the first token; `None` if the response was not streamed.
     pub first_token: Option<Duration>,
 }
@@ -101,7 +102,7 @@ impl Provider for Extractive {
             text,
             finish_reason: FinishReason::Complete,
             usage: Usage::default(),
-            tokens: 0,
+            tokens: CallTokens::default(),
             first_token: None,
         })
     }

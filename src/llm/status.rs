@@ -1,6 +1,7 @@
 //! The state of pools and models, for the people who operate the service. It contains no URL, no key and no text of a provider.
 
 use super::circuit_breaker::CircuitState;
+use super::usage::CallTokens;
 use std::time::Duration;
 use time::OffsetDateTime;
 
@@ -68,13 +69,11 @@ pub struct FailureStatus {
 }
 
 impl ModelStatus {
-    /// Returns the price of a call, if both prices are known.
+    /// Returns the price of calls with these tokens, if both prices are known.
     #[must_use]
     pub fn cost(&self, input_tokens: usize, output_tokens: usize) -> Option<f64> {
-        let of =
-            |tokens: usize, price: f64| f64::from(u32::try_from(tokens).unwrap_or(u32::MAX)) * price / 1e6;
-        self.input_price
-            .zip(self.output_price)
-            .map(|(input, output)| of(input_tokens, input) + of(output_tokens, output))
+        let tokens = CallTokens { input: input_tokens as u64, output: output_tokens as u64 };
+        self.input_price.zip(self.output_price)?;
+        tokens.price(self.input_price, self.output_price)
     }
 }

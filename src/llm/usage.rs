@@ -21,6 +21,31 @@ impl Usage {
     }
 }
 
+/// Tokens of one completed call. They are as reported by the provider, or our own count if it reports none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallTokens {
+    pub input: u64,
+    pub output: u64,
+}
+
+impl CallTokens {
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.input.saturating_add(self.output)
+    }
+
+    /// Returns the price of the tokens, given the prices of a million tokens. Without both prices, it is known only if there are
+    /// no tokens, as for the built-in model.
+    #[must_use]
+    pub fn price(self, input_price: Option<f64>, output_price: Option<f64>) -> Option<f64> {
+        let of = |tokens: u64, price: f64| f64::from(u32::try_from(tokens).unwrap_or(u32::MAX)) * price / 1e6;
+        match input_price.zip(output_price) {
+            Some((input, output)) => Some(of(self.input, input) + of(self.output, output)),
+            None => (self == Self::default()).then_some(0.0),
+        }
+    }
+}
+
 impl AddAssign for Usage {
     fn add_assign(&mut self, other: Self) {
         let add = |a: Option<u64>, b: Option<u64>| match (a, b) {
@@ -33,13 +58,15 @@ impl AddAssign for Usage {
 }
 
 /// The cost of one [`Llm::complete`](super::Llm::complete): the sum over all of its calls, including the failed ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Tokens as reported by the providers.
     pub usage: Usage,
     /// Prompt and completion tokens of all completed calls. Our own count is used if the provider reports none. The
     /// cost of an aborted call is unknown and not included. The built-in model costs nothing.
     pub tokens: u64,
+    /// The price of these tokens, by the prices in the settings; `None` if a model without prices used some of them.
+    pub price: Option<f64>,
     pub calls: u32,
     /// Number of failed calls; they are included in `calls`.
     pub failures: u32,
@@ -47,4 +74,33 @@ pub struct Cost {
     pub queued: Duration,
     /// Total time of the request.
     pub duration: Duration,
+}
+
+impl Default for Cost {
+    fn default() -> Self {
+        Self {
+            usage: Usage::default(),
+            tokens: 0,
+            price: Some(0.0),
+            calls: 0,
+            failures: 0,
+            queued: Duration::ZERO,
+            duration: Duration::ZERO,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn price_is_unknown_without_both_prices() {
+        let tokens = CallTokens { input: 2_000_000, output: 500_000 };
+        assert_eq!(tokens.price(Some(0.25), Some(2.0)), Some(1.5));
+        assert_eq!(tokens.price(Some(0.0), Some(0.0)), Some(0.0));
+        assert_eq!(tokens.price(Some(0.25), None), None);
+        assert_eq!(tokens.price(None, Some(2.0)), None);
+        assert_eq!(CallTokens::default().price(None, None), Some(0.0));
+    }
 }

@@ -10,6 +10,7 @@ use crate::blocking;
 use crate::capacity;
 use crate::domain::api_key::redact_keys;
 use crate::domain::consolidation::{Activity, ConsolidationPlan, LEASE_TTL, requested_sentences};
+use crate::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
@@ -17,7 +18,7 @@ use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revisio
 use crate::domain::session::{Session, Summary};
 use crate::domain::transcript::{TimeLines, TranscriptEntry, TranscriptLine, encode_text};
 use crate::domain::{batching, summary, tokens};
-use crate::llm::{Cost, LlmError, PoolResponse, Task};
+use crate::llm::{Attempt, Cost, LlmError, PoolResponse, Task};
 use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError};
 use crate::trace_context::step;
 use futures_util::FutureExt as _;
@@ -88,15 +89,6 @@ pub enum Outcome {
     Disabled,
 }
 
-/// The cause of a consolidation run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RunCause {
-    /// A context found that the tail exceeds the threshold.
-    Threshold,
-    /// A client asked for it.
-    Request,
-}
-
 impl Outcome {
     pub(super) const ALL: [Self; 6] =
         [Self::NotDue, Self::Consolidated, Self::Scheduled, Self::InProgress, Self::Failed, Self::Disabled];
@@ -159,13 +151,44 @@ struct ConsolidationRun {
     session: Session,
     /// The token of the lease.
     lease: Uuid,
+    cause: RunCause,
     /// Set if the run was requested explicitly, so that it ignores the threshold.
     is_forced: bool,
     /// The plan that the context request made before the run, if any.
     plan: Option<ConsolidationPlan>,
     /// Transcript of the messages after the cursor, as far as they are loaded.
     lines: Vec<TranscriptLine>,
+    spending: Spending,
     report: ConsolidationReport,
+}
+
+/// The model calls of a run since its last commit.
+struct Spending {
+    since: Instant,
+    /// The names of the models, in the order of their first calls.
+    models: Vec<String>,
+    usage: ModelUsage,
+    price: Option<f64>,
+}
+
+impl Spending {
+    fn new() -> Self {
+        let usage =
+            ModelUsage { calls: Some(0), failures: Some(0), queued_ms: Some(0), ..Default::default() };
+        Self { since: Instant::now(), models: Vec::new(), usage, price: Some(0.0) }
+    }
+
+    /// Adds a request to a pool: the attempts that failed, the model that responded, and the cost of all.
+    fn add(&mut self, attempts: &[Attempt], model: Option<&str>, cost: &Cost) {
+        let sent = attempts.iter().filter(|attempt| attempt.error.was_sent());
+        for model in sent.map(|attempt| attempt.model.as_str()).chain(model) {
+            if !self.models.iter().any(|known| known == model) {
+                self.models.push(model.to_owned());
+            }
+        }
+        self.usage += usage_of(cost);
+        self.price = self.price.zip(cost.price).map(|(sum, price)| sum + price);
+    }
 }
 
 /// Consecutive messages that are summarised together.
@@ -245,7 +268,7 @@ impl MemoryService {
         let metrics = self.metrics.clone();
         let run = async move {
             let started_at = Instant::now();
-            let report = service.take_lease_and_run(tenant, &session, condition, plan, pools).await;
+            let report = service.take_lease_and_run(tenant, &session, cause, condition, plan, pools).await;
             metrics.record_consolidation(cause, &report, started_at.elapsed());
             report
         };
@@ -286,6 +309,7 @@ impl MemoryService {
         self,
         tenant: TenantId,
         session: &SessionId,
+        cause: RunCause,
         condition: LeaseCondition,
         plan: Option<SnapshotPlan>,
         pools: PoolNames,
@@ -308,9 +332,11 @@ impl MemoryService {
             tenant,
             session,
             lease,
+            cause,
             is_forced: condition == LeaseCondition::Force,
             plan,
             lines: Vec::new(),
+            spending: Spending::new(),
             report: Outcome::NotDue.into(),
         };
         run.run().await
@@ -337,7 +363,7 @@ impl ConsolidationRun {
             Ok(()) => self.release_lease().await,
             Err(reason @ (RunError::Superseded | RunError::ShuttingDown)) => {
                 tracing::info!(%reason, "consolidation abandoned");
-                self.release_lease().await;
+                self.record_abandoned(&reason).await;
                 if self.report.revision.is_none() {
                     self.report.outcome = Outcome::InProgress;
                 }
@@ -493,15 +519,15 @@ impl ConsolidationRun {
     }
 
     /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.
-    async fn summarize(&self, batch: Batch) -> Result<NewRevision, RunError> {
+    async fn summarize(&mut self, batch: Batch) -> Result<NewRevision, RunError> {
         let (messages, message_tokens) = (batch.lines.len(), batch.message_tokens);
         let mut added = String::new();
         let mut provenance: Option<Provenance> = None;
-        let pool = &self.pools.consolidation;
+        let pool = self.pools.consolidation.clone();
         for Part { lines, sentences } in batch.into_parts() {
-            let response = self.complete(pool, Task::Consolidate { lines: &lines, sentences }).await?;
+            let response = self.complete(&pool, Task::Consolidate { lines: &lines, sentences }).await?;
             added = summary::append(&added, &without_nul(&response.text));
-            let latest = provenance_of(pool, &response);
+            let latest = provenance_of(&pool, &response);
             provenance = Some(match &provenance {
                 Some(earlier) => latest.after(earlier),
                 None => latest,
@@ -531,10 +557,10 @@ impl ConsolidationRun {
     }
 
     /// Compresses a summary. Returns `None` if no model did: a summary that is too long is better than none.
-    async fn compress(&self, text: &str) -> Result<Option<(String, Provenance)>, RunError> {
-        let pool = &self.pools.meta;
+    async fn compress(&mut self, text: &str) -> Result<Option<(String, Provenance)>, RunError> {
+        let pool = self.pools.meta.clone();
         let size = tokens::count(&encode_text(text));
-        let capacity = self.service.llm.capacity(pool);
+        let capacity = self.service.llm.capacity(&pool);
         if size > capacity {
             tracing::warn!(
                 size,
@@ -544,8 +570,8 @@ impl ConsolidationRun {
             return Ok(None);
         }
         let sentences = self.service.config.policy.summary_sentences;
-        match self.complete(pool, Task::MetaConsolidate { summary: text, sentences }).await {
-            Ok(response) => Ok(Some((without_nul(&response.text), provenance_of(pool, &response)))),
+        match self.complete(&pool, Task::MetaConsolidate { summary: text, sentences }).await {
+            Ok(response) => Ok(Some((without_nul(&response.text), provenance_of(&pool, &response)))),
             Err(error @ (RunError::Llm(_) | RunError::TokenLimit { .. })) => {
                 tracing::warn!(%error, "meta-consolidation failed; the summary stays uncompressed");
                 Ok(None)
@@ -558,7 +584,7 @@ impl ConsolidationRun {
     /// is committed.
     ///
     /// Renews the lease first, so that a session that was restored, rewound or erased meanwhile costs no further tokens.
-    async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, RunError> {
+    async fn complete(&mut self, pool: &str, task: Task<'_>) -> Result<PoolResponse, RunError> {
         let (service, session) = (&self.service, &self.session.session_id);
         if !service.store.renew_lease(&self.tenant, session, self.lease, LEASE_TTL).await? {
             return Err(RunError::Superseded);
@@ -568,16 +594,23 @@ impl ConsolidationRun {
             result = service.llm.complete(pool, task) => result,
             () = service.stop.cancelled() => return Err(RunError::ShuttingDown),
         };
-        let cost = result.as_ref().map_or_else(|error| &error.cost, |response| &response.cost);
+        let (attempts, model, cost) = match &result {
+            Ok(response) => (&response.attempts, Some(response.model.as_str()), &response.cost),
+            Err(error) => (&error.attempts, None, &error.cost),
+        };
+        self.spending.add(attempts, model, cost);
         service.record_usage(&self.tenant, cost).await;
         Ok(result?)
     }
 
     /// Commits a revision and updates the state of the run.
     async fn commit(&mut self, new: NewRevision) -> Result<(), RunError> {
+        let record = self.record(RecordOutcome::Consolidated, None);
         let (store, session) = (&self.service.store, &mut self.session);
-        let committed = store.commit_revision(&self.tenant, &session.session_id, self.lease, &new).await?;
+        let id = &session.session_id;
+        let committed = store.commit_revision(&self.tenant, id, self.lease, &new, &record).await?;
         let revision = committed.ok_or(RunError::Superseded)?;
+        self.spending = Spending::new();
         let report = &mut self.report;
         report.outcome = Outcome::Consolidated;
         report.messages += new.cursor - new.base_cursor;
@@ -610,15 +643,39 @@ impl ConsolidationRun {
         }
     }
 
+    /// Returns the record of the run since its beginning or its last commit.
+    fn record(&self, outcome: RecordOutcome, reason: Option<String>) -> RecordDetails {
+        let Spending { since, models, usage, price } = &self.spending;
+        RecordDetails {
+            cause: self.cause,
+            outcome,
+            reason,
+            models: models.clone(),
+            usage: *usage,
+            cost: *price,
+            duration_ms: millis(since.elapsed()),
+        }
+    }
+
+    /// Records that the run was abandoned, which also ends the lease. A run that has lost its lease leaves no record.
+    async fn record_abandoned(&self, reason: &RunError) {
+        let record = self.record(RecordOutcome::Abandoned, Some(reason.to_string()));
+        let (store, session) = (&self.service.store, &self.session.session_id);
+        if let Err(error) = store.record_abandoned_run(&self.tenant, session, self.lease, &record).await {
+            tracing::warn!(error = %ErrorChain(&error), "failed to release a consolidation lease; it will expire");
+        }
+    }
+
     /// Records a failure, which also ends the lease, and reports it.
     async fn record_failure(&mut self, error: &RunError) {
         let failures = u32::try_from(self.session.consolidation.failures).unwrap_or(0).saturating_add(1);
         let delay = self.service.config.policy.retry_delay(failures);
         log_failure(error, failures, delay);
         let reason = without_nul(&error.to_string());
+        let record = self.record(RecordOutcome::Failed, Some(reason.clone()));
         let (store, session) = (&self.service.store, &self.session.session_id);
         // If the failure can't be recorded, the lease prevents other runs until it expires.
-        let recorded = store.record_failure(&self.tenant, session, self.lease, delay, &reason).await;
+        let recorded = store.record_failure(&self.tenant, session, self.lease, delay, &record).await;
         self.report.outcome = Outcome::Failed;
         self.report.retry_at = recorded.unwrap_or_default();
         self.report.reason = Some(reason);
@@ -636,22 +693,28 @@ fn log_failure(error: &RunError, failures: u32, retry_in: Duration) {
 }
 
 fn provenance_of(pool: &str, response: &PoolResponse) -> Provenance {
-    let cost = &response.cost;
-    let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
-    let tokens = |counted: Option<u64>| counted.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
     Provenance {
         model: response.model.clone(),
         pool: pool.to_owned(),
         prompt_version: response.prompt_version.clone(),
-        usage: ModelUsage {
-            input_tokens: tokens(cost.usage.input_tokens),
-            output_tokens: tokens(cost.usage.output_tokens),
-            calls: Some(cost.calls.into()),
-            failures: Some(cost.failures.into()),
-            queued_ms: Some(millis(cost.queued)),
-        },
-        duration_ms: millis(cost.duration),
+        usage: usage_of(&response.cost),
+        duration_ms: millis(response.cost.duration),
     }
+}
+
+fn usage_of(cost: &Cost) -> ModelUsage {
+    let tokens = |counted: Option<u64>| counted.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
+    ModelUsage {
+        input_tokens: tokens(cost.usage.input_tokens),
+        output_tokens: tokens(cost.usage.output_tokens),
+        calls: Some(cost.calls.into()),
+        failures: Some(cost.failures.into()),
+        queued_ms: Some(millis(cost.queued)),
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Removes the NUL character, which Postgres cannot store.

@@ -1,11 +1,12 @@
 //! Building a context: the message list that an agent should send to its model now.
 
-use super::consolidation::{ConsolidationReport, Outcome, RunCause, SnapshotPlan};
+use super::consolidation::{ConsolidationReport, Outcome, SnapshotPlan};
 use super::{Error, MemoryService, PoolNames, invalid_message};
 use crate::blocking;
 use crate::capacity::WorkPermit;
 use crate::domain::budget::{self, MessageCost};
 use crate::domain::consolidation::{Due, Mode};
+use crate::domain::consolidation_record::RunCause;
 use crate::domain::context::{self, CountedText, SystemMessage, SystemParts};
 use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
 use crate::domain::format::{Format, ListOptions, RenderInput, RenderedContext, RenderedMessage};

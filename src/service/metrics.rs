@@ -1,6 +1,7 @@
 //! Metrics of the service. They belong to the recorder that is installed when they are created, as those of the models do.
 
-use super::consolidation::{ConsolidationReport, Outcome, RunCause};
+use super::consolidation::{ConsolidationReport, Outcome};
+use crate::domain::consolidation_record::RunCause;
 use crate::storage::ConnectionCounts;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,

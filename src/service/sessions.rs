@@ -3,6 +3,7 @@
 use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY, complete_write};
 use crate::blocking;
 use crate::capacity;
+use crate::domain::consolidation_record::ConsolidationRecord;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::revision::Revision;
 use crate::domain::session::{Session, Summary};
@@ -105,6 +106,19 @@ impl MemoryService {
     ) -> Result<Page<Revision>, Error> {
         capacity::claim(PAGE_MEMORY).await?;
         let page = self.store.revisions(tenant, session, before, limit, MAX_PAGE_BYTES).await?;
+        page.ok_or(Error::SessionNotFound)
+    }
+
+    /// Lists at most `limit` records of consolidation before `before`, newest first; fewer if they are large.
+    pub async fn consolidation_records(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        before: i64,
+        limit: i64,
+    ) -> Result<Page<ConsolidationRecord>, Error> {
+        capacity::claim(PAGE_MEMORY).await?;
+        let page = self.store.consolidation_records(tenant, session, before, limit, MAX_PAGE_BYTES).await?;
         page.ok_or(Error::SessionNotFound)
     }
 

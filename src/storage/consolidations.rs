@@ -4,6 +4,7 @@ use super::rows::{self, json_column, revision_columns, session_columns};
 use super::statement::{DbRow as _, Sql};
 use super::store::{bounded_page_on_postgres, bounded_page_on_sqlite, decode, decode_page, micros};
 use super::{Page, Store, StoreError};
+use crate::domain::consolidation_record::{ConsolidationRecord, RecordDetails};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
 use crate::domain::session::{Session, Summary};
@@ -40,6 +41,63 @@ pub struct NewRevision {
     pub provenance: Option<Provenance>,
     /// The meta-consolidation that followed.
     pub meta: Option<MetaConsolidation>,
+}
+
+const SESSION_EXISTS: &str =
+    "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
+
+/// Inserts a record of the session `$1`, `$2` with the next number. The holder of the lease is the only writer.
+macro_rules! insert_record {
+    ($revision:literal, $details:literal, $now:literal, $from:literal) => {
+        concat!(
+            "INSERT INTO consolidation_records (tenant_id, session_id, number, revision, details, created_at)
+            SELECT $1, $2, coalesce(
+                    (SELECT max(number) FROM consolidation_records WHERE tenant_id = $1 AND session_id = $2), 0
+                ) + 1, ", $revision, ", ", $details, ", ", $now, $from
+        )
+    };
+}
+
+/// Deletes the record without a revision that follows the newest `$keep` ones. As each new record deletes one, there are no others.
+/// Postgres uses the index on `revision` only if that is a sort key.
+macro_rules! delete_old_records {
+    ($keep:literal, $condition:literal) => {
+        concat!(
+            "DELETE FROM consolidation_records
+            WHERE tenant_id = $1 AND session_id = $2 AND revision IS NULL AND number = (
+                SELECT number FROM consolidation_records WHERE tenant_id = $1 AND session_id = $2 AND revision IS NULL
+                ORDER BY revision DESC, number DESC LIMIT 1 OFFSET ", $keep, "
+            ) AND ", $condition
+        )
+    };
+}
+
+/// Ends the lease of the session `$1`, `$2` with the token `$3`, and inserts a record with the details `$4`.
+macro_rules! end_lease_with_record {
+    ($set_on_postgres:literal, $set_on_sqlite:literal, $now_on_sqlite:literal) => {
+        Sql {
+            postgres: concat!(
+                "WITH session AS (
+                    UPDATE sessions SET lease_token = NULL, lease_until = NULL",
+                $set_on_postgres,
+                " WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at
+                ), record AS (",
+                insert_record!("CAST(NULL AS bigint)", "$4", "now()", " FROM session"),
+                "), old AS (",
+                // The statement does not see the new record.
+                delete_old_records!("199", "EXISTS (SELECT FROM session)"),
+                ") SELECT retry_at FROM session"
+            ),
+            sqlite: concat!(
+                "UPDATE sessions SET lease_token = NULL, lease_until = NULL",
+                $set_on_sqlite,
+                " WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at;",
+                insert_record!("NULL", "$4", $now_on_sqlite, " WHERE changes() > 0"),
+                ";",
+                delete_old_records!("200", "changes() > 0")
+            ),
+        }
+    };
 }
 
 impl Store {
@@ -104,7 +162,7 @@ impl Store {
         Ok(statement.bind(micros(ttl)).bind_now().execute().await? > 0)
     }
 
-    /// Ends the lease if `token` holds it.
+    /// Ends the lease if `token` holds it. No record is stored.
     pub async fn release_lease(
         &self,
         tenant: &TenantId,
@@ -118,15 +176,16 @@ impl Store {
         Ok(())
     }
 
-    /// Commits summary, cursor and revision together and clears the failure state. The lease stays. Returns `None`,
-    /// and writes nothing, if revision or cursor have changed, `token` does not hold the lease, or the session was
-    /// erased.
+    /// Commits summary, cursor and revision together, with a record of the run, and clears the failure state. The lease stays.
+    /// Returns `None`, and writes nothing, if revision or cursor have changed, `token` does not hold the lease, or the session
+    /// was erased.
     pub async fn commit_revision(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         token: Uuid,
         revision: &NewRevision,
+        record: &RecordDetails,
     ) -> Result<Option<Revision>, StoreError> {
         /// Changes nothing unless lease, revision and cursor are as expected.
         macro_rules! update_summary {
@@ -151,7 +210,9 @@ impl Store {
             postgres: concat!(
                 "WITH session AS (",
                 update_summary!(),
-                " RETURNING revision AS new_revision) ",
+                " RETURNING revision AS new_revision), record AS (",
+                insert_record!("new_revision", "$15", "now()", " FROM session"),
+                ") ",
                 insert_revision!("new_revision", "now()", " FROM session")
             ),
             sqlite: concat!(
@@ -159,7 +220,14 @@ impl Store {
                 ";",
                 insert_revision!(
                     "revision",
+                    "$16",
+                    " FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND changes() > 0"
+                ),
+                ";",
+                insert_record!(
+                    "revision",
                     "$15",
+                    "$16",
                     " FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND changes() > 0"
                 )
             ),
@@ -179,37 +247,94 @@ impl Store {
             .bind(revision.added.as_str())
             .bind(json_column(revision.meta.as_ref()))
             .bind(json_column(revision.provenance.as_ref()))
+            .bind(json_column(Some(record)))
             .bind_now();
         decode(statement.write_together().await?, rows::revision)
     }
 
     /// Records a failed consolidation, ends the lease, and returns the time of the next permitted run. Returns
-    /// `None` if `token` does not hold the lease.
+    /// `None`, and writes nothing, if `token` does not hold the lease.
     pub async fn record_failure(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         token: Uuid,
         retry_in: Duration,
-        reason: &str,
+        record: &RecordDetails,
     ) -> Result<Option<OffsetDateTime>, StoreError> {
-        const RECORD_FAILURE: Sql = Sql {
-            postgres: "UPDATE sessions SET failures = failures + 1,
-                    retry_at = now() + $4 * interval '1 microsecond', last_failure = $5,
-                    lease_token = NULL, lease_until = NULL
-                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at",
-            sqlite: "UPDATE sessions SET failures = failures + 1, retry_at = $6 + $4, last_failure = $5,
-                    lease_token = NULL, lease_until = NULL
-                WHERE tenant_id = $1 AND session_id = $2 AND lease_token = $3 RETURNING retry_at",
-        };
+        const RECORD_FAILURE: Sql = end_lease_with_record!(
+            ", failures = failures + 1, retry_at = now() + $5 * interval '1 microsecond', last_failure = $6",
+            ", failures = failures + 1, retry_at = $7 + $5, last_failure = $6",
+            "$7"
+        );
         let statement = self
             .statement(tenant, RECORD_FAILURE)
             .bind(session.as_str())
             .bind(token)
+            .bind(json_column(Some(record)))
             .bind(micros(retry_in))
-            .bind(reason)
+            .bind(record.reason.as_deref().unwrap_or_default())
             .bind_now();
-        decode(statement.write_returning().await?, |row| Ok(row.time("retry_at")?))
+        decode(statement.write_together().await?, |row| Ok(row.time("retry_at")?))
+    }
+
+    /// Ends the lease of a run that was abandoned, with a record of it, if `token` holds the lease.
+    pub async fn record_abandoned_run(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        token: Uuid,
+        record: &RecordDetails,
+    ) -> Result<(), StoreError> {
+        const RECORD_ABANDONED_RUN: Sql = end_lease_with_record!("", "", "$5");
+        let statement = self.statement(tenant, RECORD_ABANDONED_RUN).bind(session.as_str()).bind(token);
+        statement.bind(json_column(Some(record))).bind_now().write_together().await?;
+        Ok(())
+    }
+
+    /// Returns at most `limit` records of consolidation before `before`, newest first, or `None` if the session does not exist.
+    /// There are fewer if their texts exceed `max_bytes`.
+    pub async fn consolidation_records(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        before: i64,
+        limit: i64,
+        max_bytes: i64,
+    ) -> Result<Option<Page<ConsolidationRecord>>, StoreError> {
+        /// A session that is being erased has no history any more, but may still have records.
+        macro_rules! from_records {
+            () => {
+                " FROM consolidation_records
+                WHERE tenant_id = $1 AND session_id = $2 AND number < $3 AND EXISTS (
+                    SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
+                ) ORDER BY number DESC LIMIT $4"
+            };
+        }
+        const SELECT_RECORDS: Sql = Sql {
+            postgres: bounded_page_on_postgres!(
+                concat!("SELECT number, revision, details, created_at", from_records!()),
+                "octet_length(details)",
+                "number DESC",
+                "$5"
+            ),
+            sqlite: bounded_page_on_sqlite!(
+                concat!("SELECT number AS key, octet_length(details) AS bytes", from_records!()),
+                "number, revision, details, created_at",
+                "consolidation_records ON tenant_id = $1 AND session_id = $2 AND number = key",
+                "key DESC",
+                "$5"
+            ),
+        };
+        let statement = self.statement(tenant, SELECT_RECORDS).bind(session.as_str());
+        // One more record shows if there is another page.
+        let statement = statement.bind(before).bind(limit.saturating_add(1)).bind(max_bytes);
+        let rows = statement.read_all().await?;
+        if rows.is_empty() {
+            let session = self.statement(tenant, SESSION_EXISTS).bind(session.as_str()).read().await?;
+            return Ok(session.map(|_| Page { items: Vec::new(), has_more: false }));
+        }
+        decode_page(&rows, limit, rows::consolidation_record).map(Some)
     }
 
     /// Appends a revision with another summary of the messages that the present one covers. Returns `None`, and writes nothing, if
@@ -326,8 +451,6 @@ impl Store {
                 "$5"
             ),
         };
-        const SESSION_EXISTS: &str =
-            "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
         let statement = self.statement(tenant, SELECT_REVISIONS).bind(session.as_str());
         // One more revision shows if there is another page.
         let statement = statement.bind(before).bind(limit.saturating_add(1)).bind(max_bytes);

@@ -28,6 +28,7 @@ const POSTGRES: &[Source] = &[
     (15, "memory authors", include_str!("../../migrations/postgres/0015_memory_authors.sql")),
     (17, "schema compatibility", include_str!("../../migrations/postgres/0017_schema_compatibility.sql")),
     (18, "index messages", include_str!("../../migrations/postgres/0018_index_messages.sql")),
+    (19, "consolidation records", include_str!("../../migrations/postgres/0019_consolidation_records.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -46,6 +47,7 @@ const SQLITE: &[Source] = &[
     (15, "memory authors", include_str!("../../migrations/sqlite/0015_memory_authors.sql")),
     (16, "message keys", include_str!("../../migrations/sqlite/0016_message_keys.sql")),
     (17, "schema compatibility", include_str!("../../migrations/sqlite/0017_schema_compatibility.sql")),
+    (19, "consolidation records", include_str!("../../migrations/sqlite/0019_consolidation_records.sql")),
 ];
 
 pub(super) fn postgres() -> Migrator {

@@ -4,6 +4,7 @@ use super::statement::DbRow;
 use super::values::user_from_column;
 use super::{MemoryVersion, SessionHead, StoreError, StoredMessage};
 use crate::domain::api_key::{KeyId, KeyRecord, Scope};
+use crate::domain::consolidation_record::ConsolidationRecord;
 use crate::domain::id::{KeyName, SessionId, TenantId};
 use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 use crate::domain::message::{Message, Role};
@@ -140,6 +141,17 @@ pub(super) fn meta(row: &impl DbRow) -> Result<Option<MetaConsolidation>, StoreE
     from_json(meta).map_err(StoreError::corrupt("the meta-consolidation of a revision"))
 }
 
+pub(super) fn consolidation_record(row: &impl DbRow) -> Result<ConsolidationRecord, StoreError> {
+    let details: &str = row.field("details")?;
+    Ok(ConsolidationRecord {
+        number: row.field("number")?,
+        revision: row.field("revision")?,
+        details: serde_json::from_str(details)
+            .map_err(StoreError::corrupt("the details of a record of consolidation"))?,
+        created_at: row.time("created_at")?,
+    })
+}
+
 fn summary(row: &impl DbRow) -> Result<Summary, StoreError> {
     Ok(Summary {
         text: row.field("summary")?,
@@ -228,7 +240,7 @@ pub(super) fn tool_columns(message: &Message) -> (Option<String>, Option<String>
     (call_ids, message.tool_call_id().map(json))
 }
 
-/// Returns the column `meta` or `source` of a revision, or `redaction` of a message: a field that is added to these types
+/// Returns the column `meta` or `source` of a revision, `redaction` of a message, or `details` of a record: a field that is added to these types
 /// later must be optional.
 pub(super) fn json_column(value: Option<&impl Serialize>) -> Option<String> {
     value.map(json)

@@ -2,9 +2,10 @@
 //! only in parts, stand next to their method; [`postgres`](super::postgres) and [`sqlite`] implement the
 //! methods whose statements differ. The conformance suite tests every method on both databases.
 //!
-//! A method is one intention and one transaction, except that [`Store::revisions`] and the methods of the search index may run
-//! several statements, which are transactions of their own, as do imports and erasures on SQLite. Absence is `Ok(None)`. Times come from the clock of the store (the
-//! database server's, if there is one), so the clocks of replicas need not agree.
+//! A method is one intention and one transaction, except that [`Store::revisions`], [`Store::consolidation_records`] and the
+//! methods of the search index may run several statements, which are transactions of their own, as do imports and erasures on
+//! SQLite. Absence is `Ok(None)`. Times come from the clock of the store (the database server's, if there is one), so the clocks
+//! of replicas need not agree.
 
 use super::heads::HeadRequest;
 use super::index_hints::ExchangeLexemes;

@@ -1,8 +1,9 @@
 //! Leases, commits and failures of consolidations.
 
-use crate::conversation::{Conversation, LONG, summary};
+use crate::conversation::{Conversation, LONG, record, summary};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
+use precis::domain::consolidation_record::RecordOutcome;
 use precis::domain::session::{ConsolidationState, Session};
 use precis::storage::StoreError;
 use precis::storage::{LeaseCondition, NewRevision};
@@ -22,10 +23,6 @@ async fn demo(backend: &Backend) -> Conversation {
 
 async fn renew(demo: &Conversation, token: Uuid, ttl: Duration) -> bool {
     demo.store.renew_lease(&demo.tenant, &demo.session, token, ttl).await.unwrap()
-}
-
-async fn fail(demo: &Conversation, token: Uuid, wait: Duration, why: &str) -> Option<OffsetDateTime> {
-    demo.store.record_failure(&demo.tenant, &demo.session, token, wait, why).await.unwrap()
 }
 
 /// Returns `true` if the times differ by less than a minute, which tolerates busy test machines.
@@ -74,7 +71,7 @@ async fn lease_expires_after_its_ttl(backend: Backend) {
     assert!(demo.take(second, LeaseCondition::IfUnchanged { revision: 0 }, LONG).await.is_some());
     let step = demo.step(5, "late").await;
     assert!(!renew(&demo, first, LONG).await);
-    assert_eq!(fail(&demo, first, LONG, "late").await, None);
+    assert_eq!(demo.fail(first, LONG, "late").await, None);
     assert_eq!(demo.commit(first, &step).await, None);
     demo.release(first).await;
     assert_eq!(demo.take(Uuid::new_v4(), LeaseCondition::Force, LONG).await, None);
@@ -99,7 +96,7 @@ async fn lease_is_renewed_and_released_only_by_its_holder(backend: Backend) {
     demo.take(holder, LeaseCondition::Force, LONG).await.unwrap();
     let before = demo.state().await;
     assert!(!renew(&demo, other, LONG * 2).await);
-    assert_eq!(fail(&demo, other, LONG, "not mine").await, None);
+    assert_eq!(demo.fail(other, LONG, "not mine").await, None);
     demo.release(other).await;
     assert_eq!(demo.state().await, before);
     assert!(renew(&demo, holder, LONG * 2).await);
@@ -124,7 +121,7 @@ async fn lease_if_due_requires_revision_and_end_of_backoff(backend: Backend) {
     }
     let token = Uuid::new_v4();
     assert!(demo.take(token, LeaseCondition::IfUnchanged { revision: 1 }, LONG).await.is_some());
-    fail(&demo, token, LONG, "down").await.unwrap();
+    demo.fail(token, LONG, "down").await.unwrap();
     assert_eq!(demo.take(token, LeaseCondition::IfUnchanged { revision: 1 }, LONG).await, None);
     assert!(demo.take(token, LeaseCondition::Force, LONG).await.is_some());
     demo.release(token).await;
@@ -201,7 +198,9 @@ async fn commit_with_cursor_after_last_message_is_rejected(backend: Backend) {
     let step = NewRevision { cursor: 11, ..demo.step(10, "ten").await };
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
-    let error = demo.store.commit_revision(&demo.tenant, &demo.session, token, &step).await.unwrap_err();
+    let given = record(RecordOutcome::Consolidated, None);
+    let error =
+        demo.store.commit_revision(&demo.tenant, &demo.session, token, &step, &given).await.unwrap_err();
     assert!(matches!(error, StoreError::Statement(_)), "{error:?}");
     assert_eq!(sql.rows().await, rows);
     assert!(demo.commit(token, &NewRevision { cursor: 10, ..step }).await.is_some());
@@ -235,7 +234,7 @@ async fn failures_are_counted_until_the_next_commit(backend: Backend) {
     let before = demo.state().await;
     for (failures, why) in [(1, "the pool is down"), (2, "é \" ' still"), (3, "")] {
         let token = demo.lease().await;
-        let retry_at = fail(&demo, token, LONG * u32::try_from(failures).unwrap(), why).await.unwrap();
+        let retry_at = demo.fail(token, LONG * u32::try_from(failures).unwrap(), why).await.unwrap();
         assert!(about(retry_at, OffsetDateTime::now_utc() + LONG * u32::try_from(failures).unwrap()));
         let state = ConsolidationState {
             lease_until: None,
@@ -245,7 +244,7 @@ async fn failures_are_counted_until_the_next_commit(backend: Backend) {
         };
         assert_eq!(demo.state().await, Session { consolidation: state, ..before.clone() });
         // The failure also ended the lease.
-        assert_eq!(fail(&demo, token, LONG, "again").await, None);
+        assert_eq!(demo.fail(token, LONG, "again").await, None);
         assert!(!renew(&demo, token, LONG).await);
     }
     assert_eq!(demo.say(&["goes", "on"]).await.last_seq, 12);
@@ -253,7 +252,7 @@ async fn failures_are_counted_until_the_next_commit(backend: Backend) {
     demo.consolidate(5, "at last").await;
     assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
     let token = demo.lease().await;
-    fail(&demo, token, LONG, "down").await.unwrap();
+    demo.fail(token, LONG, "down").await.unwrap();
     demo.restore(0).await.unwrap();
     assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
 }

@@ -1,11 +1,12 @@
 //! Short forms of the operations that most tests need, on one session of one tenant.
 
 use crate::support::backend::Backend;
+use precis::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause};
 use precis::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::memory::MemoryAuthor;
 use precis::domain::message::{Message, Role};
-use precis::domain::revision::Revision;
+use precis::domain::revision::{ModelUsage, Revision};
 use precis::domain::session::{Session, Summary};
 use precis::domain::tail::TailLimit;
 use precis::storage::NewMemoryDocument;
@@ -17,6 +18,7 @@ use precis::storage::{MessageQuery, StoredMessage};
 use serde_json::value::RawValue;
 use std::sync::Arc;
 use std::time::Duration;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// Longer than any test runs.
@@ -30,6 +32,19 @@ pub(crate) const ALL: MessageQuery = MessageQuery {
     limit: i64::MAX,
     max_bytes: i64::MAX,
 };
+
+/// Returns a record of one call of the model `small`.
+pub(crate) fn record(outcome: RecordOutcome, reason: Option<&str>) -> RecordDetails {
+    RecordDetails {
+        cause: RunCause::Threshold,
+        outcome,
+        reason: reason.map(str::to_owned),
+        models: vec!["small".to_owned()],
+        usage: ModelUsage { calls: Some(1), ..ModelUsage::default() },
+        cost: Some(0.25),
+        duration_ms: 7,
+    }
+}
 
 #[derive(Clone)]
 pub(crate) struct Conversation {
@@ -132,7 +147,22 @@ impl Conversation {
     }
 
     pub(crate) async fn commit(&self, token: Uuid, step: &NewRevision) -> Option<Revision> {
-        self.store.commit_revision(&self.tenant, &self.session, token, step).await.unwrap()
+        self.commit_with(token, step, &record(RecordOutcome::Consolidated, None)).await
+    }
+
+    pub(crate) async fn commit_with(
+        &self,
+        token: Uuid,
+        step: &NewRevision,
+        record: &RecordDetails,
+    ) -> Option<Revision> {
+        self.store.commit_revision(&self.tenant, &self.session, token, step, record).await.unwrap()
+    }
+
+    /// Records a failure, which ends the lease. Returns the end of the backoff.
+    pub(crate) async fn fail(&self, token: Uuid, wait: Duration, why: &str) -> Option<OffsetDateTime> {
+        let record = record(RecordOutcome::Failed, Some(why));
+        self.store.record_failure(&self.tenant, &self.session, token, wait, &record).await.unwrap()
     }
 
     /// Runs a complete consolidation up to `cursor`.

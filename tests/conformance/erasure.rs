@@ -6,10 +6,12 @@
 
 use crate::api_keys::new_key;
 use crate::conversation::{
-    ALL, Conversation, LONG, counted, exchange_of, key, message, recorded, session_id, summary, user_id,
+    ALL, Conversation, LONG, counted, exchange_of, key, message, record, recorded, session_id, summary,
+    user_id,
 };
 use crate::sql::Sql;
 use crate::support::backend::Backend;
+use precis::domain::consolidation_record::RecordOutcome;
 use precis::domain::exchange::Exchange;
 use precis::domain::retention::RetentionPeriod;
 use precis::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
@@ -97,7 +99,7 @@ async fn fill(demo: &Conversation) -> Uuid {
     let meta = MetaConsolidation { text_before: MARKER.to_owned(), provenance: provenance() };
     let step = NewRevision { provenance: Some(provenance()), meta: Some(meta), ..demo.step(2, MARKER).await };
     demo.commit(token, &step).await.expect("committed");
-    store.record_failure(tenant, session, token, LONG, MARKER).await.unwrap().expect("noted");
+    demo.fail(token, LONG, MARKER).await.expect("noted");
     store.set_retention(tenant, Some(&user_id(MARKER)), Some(RetentionPeriod::Seconds(1))).await.unwrap();
     store.set_session_retention(tenant, session, Some(RetentionPeriod::Never)).await.unwrap();
     demo.remember(&user_id(MARKER), "plugh one").await;
@@ -202,7 +204,9 @@ async fn lease_holder_cannot_write_to_erased_session(backend: Backend) {
                 marked_session.commit(token, &NewRevision { summary: summary(""), ..step.clone() }).await,
                 None
             );
-            assert_eq!(store.record_failure(tenant, &session, token, LONG, MARKER).await.unwrap(), None);
+            assert_eq!(marked_session.fail(token, LONG, MARKER).await, None);
+            let abandoned = record(RecordOutcome::Abandoned, Some(MARKER));
+            store.record_abandoned_run(tenant, &session, token, &abandoned).await.unwrap();
             marked_session.release(token).await;
             assert_eq!(marked_session.restore(1).await, None);
             assert_eq!(sql.rows().await, rows);

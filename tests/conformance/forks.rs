@@ -297,7 +297,7 @@ async fn rewind_discards_a_running_consolidation(backend: Backend) {
         let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
         assert_eq!(demo.commit(token, &step).await, None);
         assert!(!store.renew_lease(tenant, session, token, LONG).await.unwrap());
-        assert_eq!(store.record_failure(tenant, session, token, LONG, "why").await.unwrap(), None);
+        assert_eq!(demo.fail(token, LONG, "why").await, None);
         // Another run begins at once.
         let state = demo.state().await;
         let due = LeaseCondition::IfUnchanged { revision: state.revision };

@@ -67,7 +67,7 @@ async fn database_rejects_changes_of_messages_and_revisions(backend: Backend) {
                 format!("UPDATE OR REPLACE {table} SET {number} = 2 WHERE {number} = 1"),
             ]),
             Backend::Postgres(_) => statements.extend([
-                format!("TRUNCATE {table}"),
+                format!("TRUNCATE {table} CASCADE"),
                 "TRUNCATE sessions CASCADE".to_owned(),
                 format!(
                     "INSERT INTO {table} SELECT * FROM {table} WHERE {number} = 2

@@ -248,6 +248,8 @@ async fn reads_on_postgres_grow_without_an_index() {
     const NEEDED: &[(&str, &str)] = &[
         ("api_keys_by_tenant", "api_keys of a tenant"),
         ("api_keys_pkey", "revoke_api_key"),
+        ("consolidation_records_by_revision", "take_lease, record_failure"),
+        ("consolidation_records_pkey", "consolidation_records"),
         ("idempotency_keys_by_time", "append_exchange, new key"),
         ("idempotency_keys_pkey", "append_exchange, known key"),
         ("memories_pkey", "memory_document"),

@@ -134,8 +134,7 @@ async fn edit_replaces_the_summary_of_its_base_revision_only(backend: Backend) {
     demo.assert_counts().await;
     // A failure is forgotten, and the next consolidation appends to the edited summary.
     let token = demo.lease().await;
-    let (tenant, session, wait) = (&demo.tenant, &demo.session, Duration::from_mins(1));
-    demo.store.record_failure(tenant, session, token, wait, "why").await.unwrap().expect("recorded");
+    demo.fail(token, Duration::from_mins(1), "why").await.expect("recorded");
     assert_eq!(demo.edit(2, "again").await.map(|edited| edited.revision), Some(3));
     assert_eq!(demo.state().await.consolidation, ConsolidationState::default());
     assert_eq!(demo.consolidate(6, "six").await.revision, 4);

@@ -2,9 +2,10 @@
 //! a line here.
 
 use crate::api_keys::new_key;
-use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, recorded, session_id, user_id};
+use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, record, recorded, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
+use precis::domain::consolidation_record::RecordOutcome;
 use precis::domain::id::UserId;
 use precis::domain::retention::{RetentionPeriod, RetentionPeriods};
 use precis::domain::search::MessageRef;
@@ -152,7 +153,11 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert!(!store.renew_lease(tenant, session, token, LONG).await.unwrap());
         other.release(token).await;
         assert_eq!(other.commit(token, &step).await, None);
-        assert_eq!(store.record_failure(tenant, session, token, LONG, "why").await.unwrap(), None);
+        assert_eq!(other.fail(token, LONG, "why").await, None);
+        let abandoned = record(RecordOutcome::Abandoned, Some("why"));
+        store.record_abandoned_run(tenant, session, token, &abandoned).await.unwrap();
+        let records = store.consolidation_records(tenant, session, i64::MAX, 10, i64::MAX).await.unwrap();
+        assert_eq!(records.map_or(0, |records| records.items.len()), 0);
         assert_eq!((other.restore(0).await, other.restore(1).await), (None, None));
         for base_revision in 0..3 {
             assert_eq!(other.edit(base_revision, "mine").await, None);

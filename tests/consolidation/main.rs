@@ -33,6 +33,7 @@ mod metrics;
 mod modes;
 mod preview;
 mod queue;
+mod records;
 mod shutdown;
 mod tail_growth;
 mod thresholds;

@@ -50,6 +50,7 @@ impl Llm for Models {
         let cost = Cost {
             usage: Usage { input_tokens: Some(70), output_tokens: None },
             tokens: TOKENS,
+            price: Some(0.5),
             calls: 3,
             failures: 2,
             queued: Duration::from_millis(40),
@@ -69,7 +70,7 @@ impl Llm for Models {
             Task::Rerank { .. } => unreachable!("these tests do not search"),
         };
         let (model, prompt_version) = ("small".to_owned(), "1".to_owned());
-        Ok(PoolResponse { text: text.to_owned(), model, prompt_version, cost })
+        Ok(PoolResponse { text: text.to_owned(), model, prompt_version, attempts: Vec::new(), cost })
     }
 
     fn capacity(&self, _: &str) -> usize {

@@ -5,12 +5,14 @@
 #![cfg(test)]
 
 use precis::domain::api_key::{ApiKey, RANDOM_BYTES, Scope};
+use precis::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause};
 use precis::domain::exchange::{Exchange, IdempotencyKey};
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::memory::MemoryAuthor;
 use precis::domain::message::{Message, Role};
 use precis::domain::retention::{self, RetentionPeriod};
+use precis::domain::revision::ModelUsage;
 use precis::domain::search::MessageRef;
 use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
 use precis::domain::session::{Session, Summary};
@@ -59,6 +61,8 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("erase_user", 1),
     ("take_lease, commit_revision", 1),
     ("take_lease, record_failure", 1),
+    ("take_lease, record_abandoned_run", 1),
+    ("consolidation_records", 20),
     ("restore_revision", 1),
     ("edit_summary", 1),
     ("revisions", 20),
@@ -140,7 +144,7 @@ fn each_method_of_the_store_is_called_on_large_tables() {
     assert!(methods > 40, "{methods} methods were found");
 }
 
-/// Fills the tables. `n` is a table with the numbers up to 9 N. The session `demo` gets 9 N messages and N revisions, the user
+/// Fills the tables. `n` is a table with the numbers up to 9 N. The session `demo` gets 9 N messages, N revisions with records and 200 other records, the user
 /// `u1` N versions of a memory document. There are N sessions of one message, a minute apart, the older half of `u1`, N users
 /// with a memory document, and N other tenants. N sessions that are older by full hours are forks of the session `origin`, so that the pages of all sizes touch
 /// the same number of hours at any minute. The tenant `aged` has N expired sessions of each kind, 20 per hour, and N users with
@@ -180,11 +184,17 @@ const FILL: &str = "\
         created_at)
     SELECT 'default', 'demo', n, 'consolidation', CASE WHEN n < 40 THEN 0 ELSE 9 * n - 300 END, 'x', 1, 1, 'x', TIME[NOW]TIME
     FROM n WHERE n <= SIZE;
+    INSERT INTO consolidation_records (tenant_id, session_id, number, revision, details, created_at)
+    SELECT 'default', 'demo', 200 + n, n, RECORD, TIME[NOW]TIME FROM n WHERE n <= SIZE;
+    INSERT INTO consolidation_records (tenant_id, session_id, number, details, created_at)
+    SELECT 'default', 'demo', n, RECORD, TIME[NOW]TIME FROM n WHERE n <= 200;
     INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
     SELECT 'default', 'demo', 'k' || n, HASH, n, n, TIME[NOW]TIME FROM n;
     INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens, added,
         created_at)
     SELECT 'default', 's' || n, 1, 'consolidation', 0, 'x', 1, 1, 'x', TIME[NOW]TIME FROM n WHERE n <= SIZE;
+    INSERT INTO consolidation_records (tenant_id, session_id, number, revision, details, created_at)
+    SELECT 'default', 's' || n, 1, 1, RECORD, TIME[NOW]TIME FROM n WHERE n <= SIZE;
     INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
     SELECT 'default', 's' || n, 'k', HASH, 1, 1, TIME[NOW]TIME FROM n WHERE n <= SIZE;
     INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at, incarnation)
@@ -243,6 +253,7 @@ pub(crate) fn fill(dialect: Dialect, size: i64) -> String {
         .replace("TIME[", dialect.time.0)
         .replace("]LEXEMES", dialect.lexemes.1)
         .replace("LEXEMES[", dialect.lexemes.0)
+        .replace("RECORD", &format!("'{}'", serde_json::to_string(&record()).unwrap()))
         .replace("UUID", dialect.uuid)
         .replace("HASH", dialect.hash)
         .replace("OF_SESSION", &lexemes::session_lexeme(&tag, &session("demo")))
@@ -304,7 +315,9 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
             calls.sessions(what).await
         }
         "erase_session" | "erase_user" => calls.erase(what).await,
-        "take_lease" | "restore_revision" | "edit_summary" | "revisions" => calls.consolidation(what).await,
+        "take_lease" | "restore_revision" | "edit_summary" | "revisions" | "consolidation_records" => {
+            calls.consolidation(what).await
+        }
         "add_token_usage" | "tokens_used_today" => calls.token_usage(what).await,
         "memory_document" | "write_memory_document" | "memory_revisions" => calls.memory(what).await,
         "create_api_key" | "api_key" | "api_keys" | "revoke_api_key" | "any_api_key" => {
@@ -479,15 +492,26 @@ impl Calls<'_> {
                 let Some(state) = lease().await else { return 0 };
                 assert!(store.renew_lease(tenant, session, token, ttl).await.unwrap());
                 let revision = next_revision(&state);
-                let committed = store.commit_revision(tenant, session, token, &revision).await.unwrap();
+                let committed =
+                    store.commit_revision(tenant, session, token, &revision, &record()).await.unwrap();
                 store.release_lease(tenant, session, token).await.unwrap();
                 usize::from(committed.is_some())
             }
             "take_lease, record_failure" => {
                 lease().await;
-                let failure = store.record_failure(tenant, session, token, ttl, "reason").await;
+                let failure = store.record_failure(tenant, session, token, ttl, &record()).await;
                 usize::from(failure.unwrap().is_some())
             }
+            "take_lease, record_abandoned_run" => {
+                let session_state = lease().await;
+                store.record_abandoned_run(tenant, session, token, &record()).await.unwrap();
+                usize::from(session_state.is_some())
+            }
+            "consolidation_records" => store
+                .consolidation_records(tenant, session, self.size / 2, 20, 1 << 20)
+                .await
+                .unwrap()
+                .map_or(0, |page| page.items.len()),
             "restore_revision" => {
                 let revision =
                     store.session(tenant, session).await.unwrap().map_or(0, |session| session.revision);
@@ -732,6 +756,18 @@ impl Calls<'_> {
             }
             _ => usize::from(store.index_batch().await.unwrap().is_some()),
         }
+    }
+}
+
+fn record() -> RecordDetails {
+    RecordDetails {
+        cause: RunCause::Request,
+        outcome: RecordOutcome::Failed,
+        reason: Some("reason".to_owned()),
+        models: Vec::new(),
+        usage: ModelUsage::default(),
+        cost: None,
+        duration_ms: 1,
     }
 }
 

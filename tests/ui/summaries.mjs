@@ -134,17 +134,47 @@ async function followsTheTimeline({ browser, service }) {
   const chart = tab.page.getByRole("img", { name: /^Tail over messages 1 to 120: at most 80 messages/ });
   await chart.waitFor();
   assert.equal(await chart.locator(".mark.consolidation").count(), 2);
-  const rows = await tab.page.getByRole("region", { name: "Changes of the summary" }).locator("tbody tr")
-    .evaluateAll((rows) => rows.map((row) => [...row.cells].slice(0, 6).map((cell) => cell.textContent)));
+  const rows = await tab.page.getByRole("region", { name: "Consolidations and other changes of the summary" }).locator("tbody tr")
+    .evaluateAll((rows) => rows.map((row) => [...row.cells].slice(0, 7).map((cell) => cell.textContent)));
   assert.deepEqual(rows, [
-    ["2", "120", "consolidation", "41 to 100", "80 → 20", `${revisions[0].model}`],
-    ["1", "60", "consolidation", "1 to 40", "60 → 20", `${revisions[1].model}`],
+    ["2", "120", "consolidation", "41 to 100", "80 → 20", `${revisions[0].model}`, "0"],
+    ["1", "60", "consolidation", "1 to 40", "60 → 20", `${revisions[1].model}`, "0"],
   ]);
   // A new message appears without reloading.
   await service.append("followed", conversation(121, 2));
   await tab.page.getByRole("img", { name: /^Tail over messages 1 to 122/ }).waitFor();
-  await tab.page.getByRole("region", { name: "Changes of the summary" }).getByRole("link", { name: "2", exact: true }).click();
+  await tab.page.getByRole("region", { name: "Consolidations and other changes of the summary" }).getByRole("link", { name: "2", exact: true }).click();
   await tab.heading("Compare", 3);
+  await tab.close();
+}
+
+async function seesFailedConsolidations({ browser, keyed }) {
+  await keyed.append("failed", conversation(1, 60));
+  for (let attempt = 0; attempt < 2; attempt += 1) await assert.rejects(keyed.consolidate("failed"), /small/);
+  await keyed.append("failed", conversation(61, 20));
+  await assert.rejects(keyed.consolidate("failed"), /small/);
+  const { items: records } = await keyed.get("/sessions/failed/consolidations");
+  assert.equal(records.length, 3);
+  const tab = await Tab.open(browser, keyed.url, { expected: ["status of 401", "status of 502"] });
+  await tab.goto("/sessions/failed/timeline");
+  await tab.fill("API key", keyed.key);
+  await tab.click("Use this key");
+  const chart = tab.page.getByRole("img", { name: /^Tail over messages 1 to 80.*; 0 revisions and 3 consolidations without a result\./ });
+  await chart.waitFor();
+  const titles = await chart.locator(".mark.failed title").allTextContents();
+  assert.equal(titles.length, 2, "failures at the same message share a mark");
+  assert.match(titles[0], /^The newest of 2: failed, small, .*: all models of pool "default" failed: small: /);
+  const region = tab.page.getByRole("region", { name: "Consolidations and other changes of the summary" });
+  const rows = await region.locator("tbody tr").evaluateAll((rows) => rows.map((row) => [...row.cells].slice(0, 7).map((cell) => cell.textContent)));
+  const expected = (record, seq) => ["none", `${seq}`, `failed: ${record.reason}`, "–", `${seq}`, "small, 1 failed call", "0"];
+  assert.deepEqual(rows, [expected(records[0], 80), expected(records[1], 60), expected(records[2], 60)]);
+  assert.ok(records.every(({ models, cost }) => models[0] === "small" && cost === 0));
+  // The table can be scrolled by keyboard, and a further failure appears without reloading.
+  await region.focus();
+  assert.ok(await region.evaluate((region) => region === document.activeElement));
+  await tab.checkAccessibility("timeline with failures");
+  await assert.rejects(keyed.consolidate("failed"), /small/);
+  await tab.page.getByRole("img", { name: /4 consolidations without a result/ }).waitFor();
   await tab.close();
 }
 
@@ -167,5 +197,6 @@ export const tasks = [
   ["edit a summary", editsTheSummary],
   ["see the sources of a summary", seesTheSourcesOfASummary],
   ["follow the timeline", followsTheTimeline],
+  ["see failed consolidations in the timeline", seesFailedConsolidations],
   ["show HTML of a summary as text", showsHtmlOfASummaryAsText],
 ];

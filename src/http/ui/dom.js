@@ -50,6 +50,8 @@ export function bytes(value) {
 export const milliseconds = (value) =>
   value === null || value === undefined ? "–" : value < 1000 ? `${integer.format(value)} ms` : `${(value / 1000).toFixed(1)} s`;
 
+export const price = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
+
 export const time = (value) =>
   value ? h("time", { datetime: value }, dateTime.format(new Date(value))) : document.createTextNode("–");
 

@@ -1,7 +1,7 @@
 // The dry run of a consolidation: what would be summarised now, with which prompt, at which estimated cost.
 
 import { get } from "./api.js";
-import { count, facts, h, number, replace, table } from "./dom.js";
+import { count, facts, h, number, price, replace, table } from "./dom.js";
 import { textBlock } from "./messages.js";
 
 const COLUMNS = [
@@ -34,7 +34,7 @@ export async function dryRunTab({ panel, session, base, signal }) {
 function planNodes({ plan, pool, strategy, models }) {
   const order = strategy === "round_robin" ? `Pool ${pool}, which begins with another model each time` : `Pool ${pool}, tried in this order`;
   const row = ({ name, prompt_version: version, output_limit: longest, estimated_cost: cost }, index) =>
-    [number(index + 1), name, version, count(longest, "token"), cost === null ? "no prices set" : cost.toLocaleString("en", { maximumSignificantDigits: 3 })];
+    [number(index + 1), name, version, count(longest, "token"), cost === null ? "no prices set" : price(cost)];
   const list = [h("h3", null, "Models"), h("p", null, `${order}.`), table("Models of the pool", COLUMNS, models.map(row))];
   if (!plan) {
     return [h("p", null, "Nothing can be summarised: all messages stay verbatim, or a tool call without a result precedes the others."), list];

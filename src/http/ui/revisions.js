@@ -34,11 +34,14 @@ export const rangeOf = ({ from_seq: from, to_seq: to, cursor }) =>
   from === null ? `up to ${number(cursor)}` : from === to ? number(from) : `${number(from)} to ${number(to)}`;
 
 /** Returns the model calls of a revision: `small, 1,200 + 80 tokens`. */
-export function usageOf({ model, usage }) {
-  if (model === null) return "–";
+export const usageOf = ({ model, usage }) => callsOf(model === null ? [] : [model], usage);
+
+/** Returns the calls of models in words. */
+export function callsOf(models, usage) {
+  if (models.length === 0) return "–";
   const { input_tokens: input, output_tokens: output, failures } = usage;
   const tokens = input === null ? "" : `, ${number(input)} + ${number(output)} tokens`;
-  return `${model}${tokens}${failures > 0 ? `, ${count(failures, "failed call")}` : ""}`;
+  return `${models.join(", ")}${tokens}${failures > 0 ? `, ${count(failures, "failed call")}` : ""}`;
 }
 
 /** Returns the sentences of a summary with their messages, and marks those to check. */

@@ -8,7 +8,7 @@ use super::*;
 use crate::domain::message::Role;
 use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
 use crate::llm::provider::{Completion, Extractive, FinishReason, Provider, Request};
-use crate::llm::usage::Usage;
+use crate::llm::usage::{CallTokens, Usage};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
@@ -178,7 +178,13 @@ impl Provider for Scripted {
         sleep(after).await;
         let (text, finish_reason) = result?;
         let usage = Usage::default();
-        Ok(Completion { text: text.to_owned(), finish_reason, usage, tokens: 7, first_token: None })
+        Ok(Completion {
+            text: text.to_owned(),
+            finish_reason,
+            usage,
+            tokens: CallTokens { input: 5, output: 2 },
+            first_token: None,
+        })
     }
 }
 

@@ -1,11 +1,12 @@
 //! The dry run of a consolidation: what the next one would summarise, with which prompt, at which estimated cost. It calls no model,
 //! takes no lease and writes nothing.
 
-use super::{Batch, ConsolidationRun, Error, MemoryService, Outcome, Part, RunError};
+use super::{Batch, ConsolidationRun, Error, MemoryService, Outcome, Part, RunError, Spending};
 use crate::blocking;
 use crate::capacity;
 use crate::domain::batching;
 use crate::domain::consolidation::{ConsolidationPlan, requested_sentences};
+use crate::domain::consolidation_record::RunCause;
 use crate::domain::id::{SessionId, TenantId};
 use crate::llm::status::{ModelStatus, Strategy};
 use crate::llm::{Llm, LlmStatus, Task};
@@ -149,9 +150,11 @@ impl MemoryService {
                 session: self.session(tenant, session).await?,
                 // No lease has this token, so the run could not commit.
                 lease: Uuid::nil(),
+                cause: RunCause::Request,
                 is_forced: true,
                 plan: None,
                 lines: Vec::new(),
+                spending: Spending::new(),
                 report: Outcome::NotDue.into(),
             };
             // A run releases its memory by itself, and the share of the request must stay.

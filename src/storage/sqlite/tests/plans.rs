@@ -109,6 +109,7 @@ async fn steps_on_sqlite_grow_without_an_index() {
         WHERE type = 'index' AND sql IS NOT NULL AND name <> 'sessions_by_import' ORDER BY name";
     let calls = [
         ("api_keys_by_tenant", "api_keys of a tenant"),
+        ("consolidation_records_by_revision", "take_lease, record_failure"),
         ("idempotency_keys_by_time", "append_exchange, new key"),
         ("sessions_by_activity", "sessions"),
         ("sessions_by_branch_age", "retention_candidates that are branches"),
