@@ -108,7 +108,7 @@ type Terms = Rc<[(Rc<str>, Rc<str>)]>;
 #[derive(Default)]
 struct RecentWords {
     analyzer: Option<Analyzer>,
-    terms: HashMap<String, Terms>,
+    terms: foldhash::HashMap<String, Terms>,
 }
 
 const MAX_RECENT_WORDS: usize = 8192;
@@ -116,7 +116,7 @@ const MAX_RECENT_WORDS: usize = 8192;
 impl RecentWords {
     fn of(&mut self, analyzer: Analyzer) -> &mut Self {
         if self.analyzer != Some(analyzer) || self.terms.len() > MAX_RECENT_WORDS {
-            *self = Self { analyzer: Some(analyzer), terms: HashMap::new() };
+            *self = Self { analyzer: Some(analyzer), ..Self::default() };
         }
         self
     }
@@ -265,7 +265,7 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
         };
         // Most words are ASCII, which needs no look at the properties of characters.
         let ascii = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
-        let mut others = rest.char_indices().skip_while(|(at, _)| *at < ascii);
+        let mut others = rest.get(ascii..)?.char_indices().map(|(at, c)| (ascii + at, c));
         let end = others.find(|character| !continues(*character));
         position = start + end.map_or(rest.len(), |(at, _)| at);
         if position - reported > PROGRESS_BYTES {

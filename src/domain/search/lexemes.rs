@@ -9,7 +9,6 @@ use super::text;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use sha2::{Digest, Sha256};
-use std::collections::HashSet;
 
 /// Returns the prefix of all lexemes of a tenant. Prefixes may collide: every statement also filters by tenant.
 #[must_use]
@@ -50,7 +49,7 @@ pub fn message_lexemes(
     out.push(' ');
     out.push_str(&role_lexeme(&prefix, message.role()));
     let tokens = analyzer.tokens(&text::searchable_text(message));
-    let mut seen = HashSet::with_capacity(tokens.len());
+    let mut seen = foldhash::HashSet::with_capacity_and_hasher(tokens.len(), foldhash::fast::RandomState::default());
     for term in tokens.iter().map(|token| &*token.term).filter(|term| seen.insert(*term)) {
         if out.len() + prefix.len() + term.len() >= MAX_LEXEME_BYTES {
             break;
