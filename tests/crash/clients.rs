@@ -292,8 +292,10 @@ async fn rewind_or_fork(worker: &mut Worker, session: &SessionLog) {
     {
         return;
     }
-    let index = worker.rng.usize(..acks.acknowledged.len() - 1);
-    let Some(at) = acks.acknowledged.values().nth(index).map(|ack| ack.last_seq()) else { return };
+    // A repeated exchange may be stored after later ones.
+    let mut ends: Vec<usize> = acks.acknowledged.values().map(|ack| ack.last_seq()).collect();
+    ends.sort_unstable();
+    let at = ends[worker.rng.usize(..ends.len() - 1)];
     if choice == 0 {
         // The invariant check repeats a rewind whose outcome is unknown.
         if session.record_rewind_sent(at, || *worker.paused.borrow())

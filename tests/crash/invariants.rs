@@ -161,7 +161,11 @@ fn check_exchanges(
         let others = [&sent.unknown, &sent.removed, &sent.lost];
         let messages = acknowledged.or(others.into_iter().find_map(|known| known.get(&exchange).copied()));
         let expected = (session.number, Some(first.exchange_len));
-        assert_eq!((first.session, messages), expected, "{id}: no client sent {first}; stored: {ids:?}; known: {sent:?}");
+        assert_eq!(
+            (first.session, messages),
+            expected,
+            "{id}: no client sent {first}; stored: {ids:?}; known: {sent:?}"
+        );
     }
     for (exchange, ack) in &acks.acknowledged {
         let stored = ids.get(ack.first_seq - 1..ack.first_seq - 1 + ack.messages);

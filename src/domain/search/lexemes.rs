@@ -49,7 +49,8 @@ pub fn message_lexemes(
     out.push(' ');
     out.push_str(&role_lexeme(&prefix, message.role()));
     let tokens = analyzer.tokens(&text::searchable_text(message));
-    let mut seen = foldhash::HashSet::with_capacity_and_hasher(tokens.len(), foldhash::fast::RandomState::default());
+    let mut seen =
+        foldhash::HashSet::with_capacity_and_hasher(tokens.len(), foldhash::fast::RandomState::default());
     for term in tokens.iter().map(|token| &*token.term).filter(|term| seen.insert(*term)) {
         if out.len() + prefix.len() + term.len() >= MAX_LEXEME_BYTES {
             break;
