@@ -1,4 +1,4 @@
-# syntax=docker/dockerfile:1
+# Needs BuildKit, the default of Docker since version 23, or buildah.
 
 FROM rust:1.95.0-slim-bookworm AS build
 # Overrides rust-toolchain.toml, which would install components for development.

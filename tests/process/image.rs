@@ -87,11 +87,20 @@ fn contained(root: &str, data: &Path, user: &str) -> Command {
 #[tokio::test]
 #[ignore = "needs the image that scripts/image builds"]
 async fn built_image_serves_an_import_from_a_read_only_root() {
-    let [root, image] =
+    let [root, image_json] =
         ["PRECIS_IMAGE_ROOT", "PRECIS_IMAGE_JSON"].map(|name| std::env::var(name).expect(name));
-    let image: Value = serde_json::from_str(&fs::read_to_string(image).expect("readable")).expect("JSON");
+    let image: Value =
+        serde_json::from_str(&fs::read_to_string(&image_json).expect("readable")).expect("JSON");
     let config = &image["Docker"]["config"];
     let labels = &config["Labels"];
+    // Docker abbreviates these names to `precis:VERSION` and `precis`, as documented commands call the image.
+    let archive = Path::new(&image_json).with_file_name("precis.tar");
+    let mut tar = Command::new("tar");
+    let output = tar.args(["--extract", "--to-stdout", "--file"]).arg(archive).arg("manifest.json").output();
+    let manifest: Value = serde_json::from_slice(&output.expect("tar runs").stdout).expect("JSON");
+    let name = "docker.io/library/precis";
+    let tags = json!([format!("{name}:{}", env!("CARGO_PKG_VERSION")), format!("{name}:latest")]);
+    assert_eq!(manifest[0]["RepoTags"], tags);
     assert_eq!(labels["org.opencontainers.image.version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(labels["org.opencontainers.image.licenses"], "Apache-2.0");
     assert_eq!(config["Entrypoint"], json!(["precis"]));
