@@ -4,8 +4,9 @@ use crate::service::{Precis, Process, SOON, messages};
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use serde_json::json;
+use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection};
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use test_case::test_case;
@@ -196,6 +197,37 @@ async fn problems_of_postgres_are_explained() {
     admin.execute("GRANT USAGE ON SCHEMA public TO public").await.expect("granted");
     let told = explained(&url).await;
     assert!(told.contains("lacks a privilege (permission denied for schema public)"), "{told}");
+}
+
+/// The privileges are those of docs/operations.md.
+#[tokio::test]
+async fn role_without_tables_of_its_own_serves_a_migrated_database() {
+    let database = TestDatabase::create("empty", async |_| {}).await;
+    Precis::new().env("DATABASE_URL", &database.url()).args(["migrate"]).run().await.stdout_of_success();
+    let mut admin = PgConnection::connect(&database.admin_url()).await.expect("connected");
+    // Roles belong to the server, which other tests use, too.
+    let role = format!("precis_service_{}", std::process::id());
+    let create = format!(
+        "CREATE ROLE {role} LOGIN PASSWORD 'precis';
+        GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"
+    );
+    admin.execute(AssertSqlSafe(create)).await.expect("created");
+    let options: PgConnectOptions = database.url().parse().expect("a URL");
+    let url = options.username(&role).password("precis").to_url_lossy();
+    let precis = |args: &'static [&'static str]| {
+        Precis::new().env("DATABASE_URL", url.as_str()).args(args.iter().copied())
+    };
+
+    assert!(precis(&["serve"]).run().await.stderr_of_failure().contains("lacks a privilege"));
+    let service = precis(&["--no-migrate"]).start().await;
+    service.post("/sessions/s/exchanges", json!({"messages": messages(2)})).await.ok(201);
+    service.post("/sessions/s/context", json!({})).await.ok(200);
+    service.get("/search?q=message").await.ok(200);
+    service.delete("/sessions/s").await.ok(204);
+    precis(&["--no-migrate", "keys", "create", "--tenant", "a"]).run().await.stdout_of_success();
+    drop(service);
+    let remove = format!("DROP OWNED BY {role}; DROP ROLE {role}");
+    admin.execute(AssertSqlSafe(remove)).await.expect("removed");
 }
 
 #[tokio::test]
