@@ -141,6 +141,8 @@ def check_pod(resources: dict[str, dict], image: Image) -> None:
     [port] = container["ports"]
     expect_equal("containerPort", str(port["containerPort"]), image.instructions["EXPOSE"])
     expect_equal("the tag of the image", container["image"].rpartition(":")[2], package_version())
+    label = re.search(r"^ARG VERSION=(\S+)", Path("Dockerfile").read_text(), re.MULTILINE)
+    expect_equal("the default of VERSION in the Dockerfile", label and label[1], package_version())
 
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     folder = image.variables["TMPDIR"]
