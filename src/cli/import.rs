@@ -4,6 +4,7 @@ use super::export::{progress_bar, to_count};
 use super::{SessionArgs, SettingsArgs, count, error, error_with_cause, print};
 use crate::app::{check_search_index, open_store};
 use crate::domain::error_chain::ErrorChain;
+use crate::domain::export_format::max_line_bytes;
 use crate::domain::id::UserId;
 use crate::service::Error as ServiceError;
 use crate::service::import::{ImportLimits, Upload, write_import};
@@ -55,7 +56,8 @@ pub(super) async fn import(
     };
     let reading = progress_bar("read", 0);
     // limits.max_import_bytes protects the service's disk. Here the operator chose the file.
-    let limits = ImportLimits { sizes: settings.limits.sizes(), max_bytes: u64::MAX };
+    let sizes = settings.limits.sizes();
+    let limits = ImportLimits { sizes, max_bytes: u64::MAX, max_line_bytes: max_line_bytes(sizes) };
     let mut upload = Upload::begin(limits).map_err(failed)?;
     let mut buffer = vec![0; 256 * 1024];
     loop {

@@ -8,11 +8,10 @@ use super::export::{message_page, revision_page};
 use super::{Error, MemoryService, complete_write};
 use crate::capacity;
 use crate::domain::error_chain::ErrorChain;
-use crate::domain::export_format::{ExportReader, Fingerprint, ImportedSession, max_line_bytes};
+use crate::domain::export_format::{ExportReader, Fingerprint, ImportedSession};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::limits::SizeLimits;
 use crate::domain::session::Session;
-use crate::domain::validation::FieldError;
 use crate::storage::{ImportOutcome, Store, StoreError};
 use staging_file::StagingFile;
 use std::sync::Arc;
@@ -34,6 +33,7 @@ pub struct ImportLimits {
     pub sizes: SizeLimits,
     /// Limit of the import as a whole, and so about that of the temporary file.
     pub max_bytes: u64,
+    pub max_line_bytes: usize,
 }
 
 /// An import that is still arriving.
@@ -140,12 +140,12 @@ impl Upload {
     }
 
     fn check_line_size(&self, bytes: usize) -> Result<(), Error> {
-        let max_bytes = max_line_bytes(self.limits.sizes);
+        let max_bytes = self.limits.max_line_bytes;
         if bytes <= max_bytes {
             return Ok(());
         }
-        let error = FieldError::new("", format!("the line after it is longer than {max_bytes} bytes"));
-        Err(Error::Import(self.reader.error(vec![error])))
+        let detail = format!("has more than {max_bytes} bytes, the most of a line: shorten it");
+        Err(Error::Import(self.reader.error_in_next_line(detail)))
     }
 }
 

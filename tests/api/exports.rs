@@ -323,6 +323,25 @@ async fn import_enforces_the_limits_of_an_exchange(backend: Backend) {
     }
 }
 
+/// The memory of a client never has room for such a line, so "try again" would be wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn line_that_is_larger_than_the_memory_of_a_client_is_rejected_for_good() {
+    let backend = Backend::sqlite().await;
+    let limits = [
+        ("limits.max_message_bytes", "1048576"),
+        ("limits.max_body_bytes", "1048576"),
+        ("limits.max_bytes_in_flight", "4194304"),
+    ];
+    let app = TestApp::start(&backend, &limits).await;
+    for bytes in [1_000_000, 2_000_000] {
+        let errors = import(&app, "s", message_of(bytes)).await;
+        errors.problem(422, "invalid-input");
+        let detail = "has more than 917504 bytes, the most of a line: shorten it";
+        assert_eq!(errors.json()["errors"], json!([{"field": "line 1", "detail": detail}]));
+    }
+    assert_eq!(import(&app, "s", message_of(900_000)).await.status, 201);
+}
+
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -198,8 +198,13 @@ impl ExportReader {
         self.read_line(line).map_err(|errors| self.error(errors))
     }
 
-    /// Creates an error for the current line.
-    pub fn error(&self, errors: Vec<FieldError>) -> LineError {
+    /// Creates an error for the line that would be read next.
+    #[must_use]
+    pub fn error_in_next_line(&self, detail: String) -> LineError {
+        LineError { line: self.line + 1, errors: vec![FieldError::new("", detail)] }
+    }
+
+    fn error(&self, errors: Vec<FieldError>) -> LineError {
         LineError { line: self.line, errors }
     }
 

@@ -50,6 +50,9 @@ const SMALL_BODY: usize = 64 * 1024;
 /// Memory of an export: a page, as it is read, encoded and sent.
 const EXPORT_MEMORY: usize = 3 * 1024 * 1024;
 
+/// Most bytes of a streamed body that arrive at once: the buffer of a connection has 64 KiB.
+const MAX_ARRIVING_BYTES: usize = 128 * 1024;
+
 /// The limits and the current load.
 #[derive(Debug)]
 pub(crate) struct Admission {
@@ -208,6 +211,12 @@ impl Admission {
     pub(crate) async fn body_memory(&self, client: ClientId, bytes: usize) -> Result<Held, Problem> {
         let claim = Claim { client, cost: bytes as u64, slot: false, memory: bytes, turn: Turn::New };
         self.wait_for(&self.bodies, claim).await.ok_or_else(Problem::no_memory)
+    }
+
+    /// Returns the size of the largest part of a body that can be in memory: a larger one would never get the memory of a client,
+    /// together with the bytes that arrive next.
+    pub(crate) fn largest_partial_body(&self) -> usize {
+        self.bodies.capacity().memory_of_client.saturating_sub(MAX_ARRIVING_BYTES)
     }
 
     /// Waits until the memory of an export is free. Fails after `limits.queue_timeout`.

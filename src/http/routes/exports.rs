@@ -5,6 +5,7 @@
 
 use crate::blocking;
 use crate::capacity::ClientId;
+use crate::domain::export_format::max_line_bytes;
 use crate::domain::id::UserId;
 use crate::http::error::Problem;
 use crate::http::extract::{Caller, NoQuery, PathParams, QueryParams, SessionPath, TenantFromKey};
@@ -123,7 +124,9 @@ pub(crate) async fn import(
     body: Body,
 ) -> Result<impl IntoResponse, Problem> {
     let limits = admission.limits();
-    let upload = Upload::begin(ImportLimits { sizes: limits.sizes(), max_bytes: limits.max_import_bytes })?;
+    let sizes = limits.sizes();
+    let max_line_bytes = max_line_bytes(sizes).min(admission.largest_partial_body());
+    let upload = Upload::begin(ImportLimits { sizes, max_bytes: limits.max_import_bytes, max_line_bytes })?;
     // Rejects a body before reading it if its Content-Length exceeds the limit.
     upload.check_size(body.size_hint().lower())?;
     let mut body = body.into_data_stream();
