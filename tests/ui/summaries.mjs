@@ -1,7 +1,7 @@
 // Tasks with the revisions of a summary.
 
 import assert from "node:assert/strict";
-import { Tab } from "./browser.mjs";
+import { PHONE, Tab } from "./browser.mjs";
 import { conversation, HOSTILE } from "./service.mjs";
 
 /** Records a session with two revisions. */
@@ -169,12 +169,15 @@ async function seesFailedConsolidations({ browser, keyed }) {
   const expected = (record, seq) => ["none", `${seq}`, `failed: ${record.reason}`, "–", `${seq}`, "small, 1 failed call", "0"];
   assert.deepEqual(rows, [expected(records[0], 80), expected(records[1], 60), expected(records[2], 60)]);
   assert.ok(records.every(({ models, cost }) => models[0] === "small" && cost === 0));
-  // The table can be scrolled by keyboard, and a further failure appears without reloading.
-  await region.focus();
-  assert.ok(await region.evaluate((region) => region === document.activeElement));
   await tab.checkAccessibility("timeline with failures");
+  // On a phone, the table can be scrolled by keyboard. A further failure appears without reloading, and moves neither focus nor table.
+  await tab.page.setViewportSize(PHONE);
+  await region.focus();
+  await region.evaluate((region) => region.scrollTo(200, 0));
   await assert.rejects(keyed.consolidate("failed"), /small/);
   await tab.page.getByRole("img", { name: /4 consolidations without a result/ }).waitFor();
+  assert.equal(await region.locator("tbody tr").count(), 4);
+  assert.deepEqual(await region.evaluate((region) => [region === document.activeElement, region.scrollLeft]), [true, 200]);
   await tab.close();
 }
 

@@ -25,11 +25,15 @@ function build(element, properties, children) {
   return element;
 }
 
-/** Replaces the children of an element. The focus stays on the element with the same `data-key`. */
+/** Replaces the children of an element. The focus and the scroll positions stay on the elements with the same `data-key`. */
 export function replace(element, ...children) {
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  const scrolled = [...element.querySelectorAll(".scroll[data-key]")].filter(({ scrollLeft }) => scrollLeft !== 0);
+  const positions = scrolled.map(({ dataset, scrollLeft }) => [dataset.key, scrollLeft]);
   element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
-  if (focused !== undefined) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  const find = (key) => element.querySelector(`[data-key="${CSS.escape(key)}"]`);
+  for (const [key, position] of positions) find(key)?.scrollTo(position, 0);
+  if (focused !== undefined) find(focused)?.focus({ preventScroll: true });
 }
 
 const integer = new Intl.NumberFormat("en");
@@ -75,7 +79,7 @@ export function table(label, columns, rows) {
   const row = (cells) =>
     h("tr", null, cells.map((cell, index) =>
       h(index === 0 ? "th" : "td", { scope: index === 0 && "row", class: columns[index].class }, cell)));
-  return h("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" },
+  return h("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0", "data-key": `table ${label}` },
     h("table", null, h("thead", null, h("tr", null, head)), h("tbody", null, rows.map(row))));
 }
 

@@ -11,14 +11,16 @@ const MOST_REVISIONS = 200;
 const MOST_RECORDS = 400;
 
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [1000, 260, 50, 70, 24, 30];
+/** The size of the mark of a failure. */
+const CROSS = 10;
 
 const COLUMNS = [
-  { name: "Revision" },
+  { name: "Revision", class: "number" },
   { name: "At message", class: "number" },
-  { name: "Outcome" },
+  { name: "Outcome", class: "reason" },
   { name: "Messages" },
   { name: "Tail", class: "number" },
-  { name: "Models and tokens" },
+  { name: "Models and tokens", class: "names" },
   { name: "Cost", class: "number" },
   { name: "Duration", class: "number" },
   { name: "Time" },
@@ -97,16 +99,17 @@ export async function timelineTab({ panel, session, base, signal }) {
     replace(chart, draw(data, session));
     const row = ({ revision, record, seq, before, after }) => {
       const { calls, cost, duration } = effortOf(revision, record);
-      const link = revision && h("a", { href: sessionLink(session.session_id, "summary", `?after=${revision.revision}&before=${revision.revision - 1}`) }, number(revision.revision));
+      const link = revision && h("a", {
+        href: sessionLink(session.session_id, "summary", `?after=${revision.revision}&before=${revision.revision - 1}`),
+        "data-key": `revision ${revision.revision}`,
+      }, number(revision.revision));
       return [
         link ?? "none", number(seq), revision ? kindOf(revision) : `${record.outcome}: ${record.reason}`, revision ? rangeOf(revision) : "–",
         revision ? `${number(before)} → ${number(after)}` : number(after), calls, cost === null ? "–" : price(cost), milliseconds(duration),
         time((revision ?? record).created_at),
       ];
     };
-    const { failures, last_failure: reason, retry_at: retryAt } = session.consolidation;
     replace(details,
-      failures > 0 && h("p", { class: "error" }, `The last ${failures === 1 ? "attempt" : `${number(failures)} attempts`} failed: ${reason ?? ""} Next attempt: `, time(retryAt)),
       facts([
         ["Tail now", `${count(session.tail_messages, "message")}, ${count(session.tokens.tail, "token")}`],
         ["Messages", messages.length > 0 ? `${number(messages[0].seq)} to ${number(session.last_seq)}` : "none"],
@@ -132,11 +135,16 @@ function costOf(marks) {
   return known.length > 0 ? `${price(sum)}, and ${count(unknown, "consolidation")} of unknown cost` : "unknown";
 }
 
-/** Returns the consolidations without a result that ended at the same message, with the newest last. */
-function failuresByMessage(marks) {
-  const groups = new Map();
-  for (const mark of marks.filter(({ revision }) => !revision)) groups.set(mark.seq, [...(groups.get(mark.seq) ?? []), mark.record]);
-  return [...groups];
+/** Returns the consolidations without a result in groups whose marks would overlap, each with the place of its first one. */
+function failuresByPlace(marks, x) {
+  const groups = [];
+  for (const { revision, record, seq } of marks) {
+    if (revision) continue;
+    const group = groups.at(-1);
+    if (group && Math.abs(x(seq) - group.left) < CROSS) Object.assign(group, { records: [...group.records, record] });
+    else groups.push({ left: x(seq), records: [record] });
+  }
+  return groups;
 }
 
 /** Draws messages of the tail as a filled area and tokens as a line. Their scales are at the left and at the right. */
@@ -158,12 +166,13 @@ function draw({ points, marks, first }, session) {
   const shapes = revisions.map(({ revision, record, seq }) =>
     svg("g", { class: `mark ${revision.kind}` }, svg("title", null, `Revision ${revision.revision}: ${kindOf(revision)}, ${describe(revision, record)}`),
       svg("line", { x1: x(seq), x2: x(seq), y1: TOP, y2: floor }), svg("circle", { cx: x(seq), cy: TOP, r: 5 })));
-  const failures = failuresByMessage(marks);
-  const failed = failures.map(([seq, records]) => {
+  // Their crosses are below the circles of the revisions: an attempt and the one that succeeds are often at the same message.
+  const failed = failuresByPlace(marks, x).map(({ left, records }) => {
     const newest = records.at(-1);
     const others = records.length > 1 ? `The newest of ${number(records.length)}: ` : "";
     return svg("g", { class: "mark failed" }, svg("title", null, `${others}${newest.outcome}, ${describe(null, newest)}: ${newest.reason}`),
-      svg("line", { x1: x(seq), x2: x(seq), y1: TOP, y2: floor }), svg("path", { d: `M${x(seq) - 5} ${TOP - 5}l10 10m0 -10l-10 10` }));
+      svg("line", { x1: left, x2: left, y1: TOP + 2 * CROSS, y2: floor }),
+      svg("path", { d: `M${left - CROSS / 2} ${TOP + CROSS}l${CROSS} ${CROSS}m0 -${CROSS}l-${CROSS} ${CROSS}` }));
   });
   const failedCount = marks.length - revisions.length;
   const label = `Tail over messages ${number(first)} to ${number(last)}: at most ${count(mostMessages, "message")} and about ` +
