@@ -517,7 +517,8 @@ impl From<Error> for Problem {
                 Self::new(S::CONFLICT, "consolidation-disabled", "Consolidation is disabled", detail)
             }
             Error::ConsolidationInProgress => {
-                let detail = "Another consolidation of this session is running. Retry when it has finished.";
+                let detail = "Another consolidation of this session is running, or a restore, an edit or another change made this \
+                     one obsolete. Retry.";
                 Self::new(S::CONFLICT, "consolidation-in-progress", "Consolidation in progress", detail)
                     .retry_after(RETRY_SECONDS)
             }

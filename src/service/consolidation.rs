@@ -127,7 +127,7 @@ pub(super) enum RunError {
     Store(#[from] StoreError),
     #[error("a stored message can't be read")]
     CorruptMessage,
-    #[error("superseded by a restore, a rewind, a redaction, an erasure or another consolidation")]
+    #[error("superseded by a restore, an edit, a rewind, a redaction, an erasure or another consolidation")]
     Superseded,
     #[error("stopped because the service shuts down")]
     ShuttingDown,

@@ -181,9 +181,10 @@ async fn run_that_a_restore_made_obsolete_is_recorded_as_abandoned(backend: Back
         app.post("/sessions/s/revisions/0/restore", "").await.ok(201);
         held.add_permits(1);
     };
-    let (status, _) =
+    let (status, problem) =
         timeout(PATIENCE, async { tokio::join!(consolidate(&app, "s"), restore).0 }).await.unwrap();
     assert_eq!(status, 409);
+    assert!(problem["detail"].as_str().expect("a detail").contains("a restore"), "{problem}");
     let [record] = &records(&app, "s").await[..] else { panic!("one record") };
     assert_eq!((&record["outcome"], &record["revision"]), (&json!("abandoned"), &Value::Null));
     assert!(record["reason"].as_str().expect("a reason").starts_with("superseded by a restore"), "{record}");

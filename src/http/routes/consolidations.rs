@@ -25,7 +25,7 @@ use utoipa::ToSchema;
 #[derive(Serialize, ToSchema)]
 #[schema(as = ConsolidationRecord)]
 pub(crate) struct RecordBody {
-    /// Ascending with time; numbers of removed records are missing.
+    /// Ascending with time. Numbers of removed records are missing, except those that a rewind removes from the end: they are used again.
     number: i64,
     cause: RunCause,
     outcome: RecordOutcome,
@@ -35,7 +35,8 @@ pub(crate) struct RecordBody {
     /// The cause of a failure or of the end of an abandoned run, otherwise null.
     #[schema(required)]
     reason: Option<String>,
-    /// The names of the models that were called, in the order of their first calls; empty if the messages have no text.
+    /// The names of the models that were called, in the order of their first calls; empty if none was, for example because the
+    /// messages have no text.
     models: Vec<String>,
     /// All calls: also failed ones, and those whose responses were discarded.
     usage: ModelUsage,
