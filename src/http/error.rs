@@ -517,8 +517,7 @@ impl From<Error> for Problem {
                 Self::new(S::CONFLICT, "consolidation-disabled", "Consolidation is disabled", detail)
             }
             Error::ConsolidationInProgress => {
-                let detail = "Another consolidation of this session is running, or a restore, an edit or another change made this \
-                     one obsolete. Retry.";
+                let detail = "Another consolidation runs, or a change of the session or a shutdown ended this one. Retry.";
                 Self::new(S::CONFLICT, "consolidation-in-progress", "Consolidation in progress", detail)
                     .retry_after(RETRY_SECONDS)
             }

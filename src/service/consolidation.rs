@@ -67,6 +67,9 @@ pub struct ConsolidationReport {
     /// The last committed revision.
     #[serde(skip)]
     pub revision: Option<Revision>,
+    /// `true` if the run took the lease, and another change or a shutdown ended it.
+    #[serde(skip)]
+    pub is_abandoned: bool,
 }
 
 /// The result of a consolidation as a context reports it.
@@ -108,7 +111,16 @@ impl Outcome {
 
 impl From<Outcome> for ConsolidationReport {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, messages: 0, meta: false, model: None, retry_at: None, reason: None, revision: None }
+        Self {
+            outcome,
+            messages: 0,
+            meta: false,
+            model: None,
+            retry_at: None,
+            reason: None,
+            revision: None,
+            is_abandoned: false,
+        }
     }
 }
 
@@ -364,6 +376,7 @@ impl ConsolidationRun {
             Err(reason @ (RunError::Superseded | RunError::ShuttingDown)) => {
                 tracing::info!(%reason, "consolidation abandoned");
                 self.record_abandoned(&reason).await;
+                self.report.is_abandoned = true;
                 if self.report.revision.is_none() {
                     self.report.outcome = Outcome::InProgress;
                 }

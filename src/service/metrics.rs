@@ -35,6 +35,7 @@ struct RunMetrics {
     consolidated: Counter,
     not_due: Counter,
     in_progress: Counter,
+    abandoned: Counter,
     failed: Counter,
 }
 
@@ -45,6 +46,7 @@ impl RunMetrics {
             consolidated: runs("consolidated"),
             not_due: runs("not_due"),
             in_progress: runs("in_progress"),
+            abandoned: runs("abandoned"),
             failed: runs("failed"),
         }
     }
@@ -198,13 +200,14 @@ impl ServiceMetrics {
         let counter = match report.outcome {
             Outcome::Consolidated => &runs.consolidated,
             Outcome::NotDue => &runs.not_due,
+            Outcome::InProgress if report.is_abandoned => &runs.abandoned,
             Outcome::InProgress => &runs.in_progress,
             Outcome::Failed => &runs.failed,
             // Outcomes of requests that start no run or do not wait for it.
             Outcome::Scheduled | Outcome::Disabled => return,
         };
         counter.increment(1);
-        if report.outcome != Outcome::InProgress {
+        if report.outcome != Outcome::InProgress || report.is_abandoned {
             self.run_duration.record(elapsed);
         }
         self.consolidated_messages.increment(u64::try_from(report.messages).unwrap_or(0));

@@ -14,10 +14,10 @@ use tokio::sync::Semaphore;
 const KEY: &str = "sk-hunter2-key-0123456789";
 
 /// The metrics of a service.
-struct Metrics(String);
+pub(crate) struct Metrics(String);
 
 impl Metrics {
-    async fn of(app: &TestApp) -> Self {
+    pub(crate) async fn of(app: &TestApp) -> Self {
         let response = app.get("/metrics").await;
         assert_eq!(response.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
         Self(response.text)
@@ -30,7 +30,7 @@ impl Metrics {
         value.parse().expect(sample)
     }
 
-    fn count(&self, sample: &str) -> u64 {
+    pub(crate) fn count(&self, sample: &str) -> u64 {
         self.value(sample)
     }
 }
@@ -113,11 +113,11 @@ async fn metrics_report_calls_failures_and_breaker_of_each_model() {
     }
     let runs = |cause: &str| {
         let labels = |outcome| format!("{{outcome=\"{outcome}\",cause=\"{cause}\"}}");
-        ["consolidated", "not_due", "in_progress", "failed"]
+        ["consolidated", "not_due", "in_progress", "abandoned", "failed"]
             .map(|outcome| metrics.count(&format!("precis_consolidations_total{}", labels(outcome))))
     };
-    assert_eq!(runs("threshold"), [4, 0, 0, 1]);
-    assert_eq!(runs("request"), [0; 4]);
+    assert_eq!(runs("threshold"), [4, 0, 0, 0, 1]);
+    assert_eq!(runs("request"), [0; 5]);
     let contexts = ["not_due", "consolidated", "scheduled", "in_progress", "failed", "disabled"]
         .map(|outcome| metrics.count(&format!("precis_contexts_total{{consolidation=\"{outcome}\"}}")));
     assert_eq!(contexts, [0, 4, 0, 0, 1, 0]);

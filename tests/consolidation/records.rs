@@ -1,6 +1,7 @@
 //! Records of consolidation: outcome, models, tokens, cost and duration of each run, also of failed ones.
 
 use crate::harness::{PATIENCE, consolidate, covering, plain, record, revisions, start, state, turns, until};
+use crate::metrics::Metrics;
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
@@ -184,11 +185,16 @@ async fn run_that_a_restore_made_obsolete_is_recorded_as_abandoned(backend: Back
     let (status, problem) =
         timeout(PATIENCE, async { tokio::join!(consolidate(&app, "s"), restore).0 }).await.unwrap();
     assert_eq!(status, 409);
-    assert!(problem["detail"].as_str().expect("a detail").contains("a restore"), "{problem}");
+    assert!(problem["detail"].as_str().expect("a detail").contains("a change of the session"), "{problem}");
     let [record] = &records(&app, "s").await[..] else { panic!("one record") };
     assert_eq!((&record["outcome"], &record["revision"]), (&json!("abandoned"), &Value::Null));
     assert!(record["reason"].as_str().expect("a reason").starts_with("superseded by a restore"), "{record}");
     assert_cost(record, price(1, 1.0, 1.0));
+    let metrics = Metrics::of(&app).await;
+    let runs = |outcome: &str| {
+        metrics.count(&format!("precis_consolidations_total{{outcome=\"{outcome}\",cause=\"request\"}}"))
+    };
+    assert_eq!(["abandoned", "in_progress"].map(runs), [1, 0]);
     let idle = until(&app, "s", |state| state["consolidation"]["state"] == "idle").await;
     assert_eq!(idle["consolidation"]["failures"], 0);
 }

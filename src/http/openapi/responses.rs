@@ -72,7 +72,7 @@ problem_responses! {
     SessionExists CONFLICT "Another session has this id"
     RevisionRedacted CONFLICT "The texts of the revision were removed, because a message that it covers was redacted"
     EditConflict CONFLICT "The session is at another revision than `based_on`, which `revision` names, or it has no summary"
-    ConsolidationUnavailable CONFLICT "Another consolidation of the session is running, a change of the session made this one obsolete, or no pool of models is configured"
+    ConsolidationUnavailable CONFLICT "Another consolidation of the session is running, a change of the session or a shutdown ended this one, or no pool of models is configured"
     ConsolidationDisabled CONFLICT "No pool of models is configured"
     SearchDisabled CONFLICT "Messages are not indexed (`search.enabled`)"
     VersionMismatch PRECONDITION_FAILED "The memory document has changed since the version in `If-Match`"
