@@ -136,17 +136,33 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
             return None;
         }
     };
-    match store.examine().await {
-        Ok(facts) => {
-            examination.add(Severity::Good, PART, format!("{url} can be used"));
-            examine_facts(&facts, examination);
-        }
+    let facts = match store.examine().await {
+        Ok(facts) => facts,
         Err(error) => {
             examination.add(Severity::Problem, PART, explain(&error));
             store.close().await;
             return None;
         }
+    };
+    if let Some(table) = &facts.foreign_table {
+        let text = format!(
+            "{url} has tables of another program, such as {table}: name a database of its own for precis"
+        );
+        examination.add(Severity::Problem, PART, text);
+        store.close().await;
+        return None;
     }
+    if let Some(table) = &facts.inaccessible_table {
+        let text = format!(
+            "{url}: the role can't read or write the table {table}: grant it SELECT, INSERT, UPDATE, DELETE on all tables, as \
+             docs/operations.md describes"
+        );
+        examination.add(Severity::Problem, PART, text);
+        store.close().await;
+        return None;
+    }
+    examination.add(Severity::Good, PART, format!("{url} can be used"));
+    examine_facts(&facts, examination);
     let any_key = match store.check_ready().await {
         Ok(SchemaVersions { found, expected }) => {
             if found > expected {
@@ -165,6 +181,14 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
                     None
                 }
             }
+        }
+        Err(StoreError::SchemaVersion { found, expected }) if found < expected && !facts.can_migrate => {
+            let text = format!(
+                "at migration {found} of {expected}, and the role can't migrate it: run `precis migrate` as the owner of the \
+                 tables, or grant this role CREATE on the schema of a new database"
+            );
+            examination.add(Severity::Problem, "schema", text);
+            None
         }
         Err(StoreError::SchemaVersion { found, expected }) if found < expected => {
             let text = format!(

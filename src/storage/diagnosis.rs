@@ -10,7 +10,7 @@ use std::str::FromStr as _;
 use time::OffsetDateTime;
 
 /// Facts about a database that an operator may have to change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseFacts {
     /// The clock of the database.
     pub time: OffsetDateTime,
@@ -18,6 +18,12 @@ pub struct DatabaseFacts {
     pub bypasses_row_security: bool,
     /// Other users of the machine can read the SQLite file.
     pub is_public_file: bool,
+    /// The role can create the tables of a new database, or owns those of an existing one.
+    pub can_migrate: bool,
+    /// The name of a table that is in the way of the first migration.
+    pub foreign_table: Option<String>,
+    /// The name of a table that the role can't read or write.
+    pub inaccessible_table: Option<String>,
 }
 
 /// Explains why the database at a URL can't be used: the problem and its fix. Returns `None` for errors without a known cause.
@@ -124,6 +130,9 @@ fn explain_postgres(url: &str, error: &sqlx::Error) -> Option<String> {
     Some(match error {
         sqlx::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             format!("no server listens on {server}: start Postgres, or correct host and port")
+        }
+        sqlx::Error::Io(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            format!("{server} is read-only: connect to the primary server, or permit writing")
         }
         sqlx::Error::Io(error) => format!("{server} can't be reached ({error}): correct host and port"),
         sqlx::Error::Tls(error) => {

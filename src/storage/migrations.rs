@@ -50,6 +50,15 @@ const SQLITE: &[Source] = &[
     (19, "consolidation records", include_str!("../../migrations/sqlite/0019_consolidation_records.sql")),
 ];
 
+/// Lists the tables of the first migration, as SQL.
+macro_rules! first_tables {
+    () => {
+        "('sessions', 'messages', 'revisions', 'idempotency_keys', 'memories', 'memory_revisions', 'token_usage', 'api_keys',
+          'search', 'search_pending', 'search_reindex', 'search_analyzer')"
+    };
+}
+pub(super) use first_tables;
+
 pub(super) fn postgres() -> Migrator {
     migrator(POSTGRES)
 }

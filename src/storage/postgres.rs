@@ -9,7 +9,9 @@
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
 use super::index_hints::IndexHints;
-use super::migrations::{self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions};
+use super::migrations::{
+    self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions, first_tables,
+};
 use super::pool::Connections;
 use super::{DatabaseFacts, StoreError, StoreOptions};
 use crate::domain::id::TenantId;
@@ -129,10 +131,41 @@ impl Postgres {
     }
 
     pub(super) async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
+        /// `has_schema_privilege` is null if the role can use no schema.
+        const SELECT_TABLES: &str = concat!(
+            "SELECT CASE WHEN is_migrated THEN owns_migrations
+                    ELSE coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) END AS can_migrate,
+                CASE WHEN is_migrated THEN NULL ELSE first_table END AS foreign_table,
+                CASE WHEN is_migrated THEN inaccessible_table END AS inaccessible_table
+            FROM (
+                SELECT count(*) FILTER (WHERE tablename = '_sqlx_migrations') > 0 AS is_migrated,
+                    count(*) FILTER (WHERE tablename = '_sqlx_migrations' AND pg_has_role(tableowner, 'USAGE')) > 0
+                        AS owns_migrations,
+                    min(tablename::text) FILTER (WHERE tablename IN ",
+            first_tables!(),
+            ") AS first_table,
+                    min(tablename::text) FILTER (
+                        WHERE NOT has_table_privilege(format('%I.%I', schemaname, tablename), 'SELECT')
+                        OR tablename NOT IN ('_sqlx_migrations', 'schema_compatibility') AND NOT (
+                            has_table_privilege(format('%I.%I', schemaname, tablename), 'INSERT')
+                            AND has_table_privilege(format('%I.%I', schemaname, tablename), 'UPDATE')
+                            AND has_table_privilege(format('%I.%I', schemaname, tablename), 'DELETE')
+                        )
+                    ) AS inaccessible_table
+                FROM pg_tables WHERE schemaname = current_schema()
+            ) AS tables"
+        );
         self.probe_connection().await.map_err(StoreError::Unavailable)?;
         let row = sqlx::query(SELECT_FACTS).fetch_one(&self.pool).await?;
-        let (time, bypasses_row_security) = (row.try_get("now")?, row.try_get("bypasses")?);
-        Ok(DatabaseFacts { time, bypasses_row_security, is_public_file: false })
+        let tables = sqlx::query(SELECT_TABLES).fetch_one(&self.pool).await?;
+        Ok(DatabaseFacts {
+            time: row.try_get("now")?,
+            bypasses_row_security: row.try_get("bypasses")?,
+            is_public_file: false,
+            can_migrate: tables.try_get("can_migrate")?,
+            foreign_table: tables.try_get("foreign_table")?,
+            inaccessible_table: tables.try_get("inaccessible_table")?,
+        })
     }
 
     /// Connects once to get the real error. The pool would retry until the timeout and then report only the timeout.

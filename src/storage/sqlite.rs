@@ -5,7 +5,9 @@
 
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
-use super::migrations::{self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions};
+use super::migrations::{
+    self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions, first_tables,
+};
 use super::values::DbTime;
 use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions};
 use crate::blocking;
@@ -68,8 +70,17 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns options for a connection to an existing file.
 pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreError> {
-    let options = SqliteConnectOptions::from_str(url)
-        .map_err(|_| StoreError::Url("expected sqlite://FILE or sqlite:FILE".to_owned()))?;
+    const EXPECTED: &str = "expected sqlite://FILE or sqlite:FILE";
+    if url.contains(":memory:") || url.contains("mode=memory") {
+        return Err(StoreError::Url(
+            "an in-memory database is not supported, because each connection would get its own".to_owned(),
+        ));
+    }
+    let options = SqliteConnectOptions::from_str(url).map_err(|_| StoreError::Url(EXPECTED.to_owned()))?;
+    // SQLite would give each connection a temporary file of its own.
+    if options.get_filename().as_os_str().is_empty() {
+        return Err(StoreError::Url(format!("{url:?} names no file; {EXPECTED}")));
+    }
     Ok(options.busy_timeout(BUSY_TIMEOUT).log_statements(tracing::log::LevelFilter::Off))
 }
 
@@ -95,12 +106,6 @@ impl Sqlite {
     /// # Errors
     /// The URL is invalid, or the file can't be opened.
     pub async fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
-        if url.contains(":memory:") || url.contains("mode=memory") {
-            return Err(StoreError::Url(
-                "an in-memory database is not supported, because each connection would get its own"
-                    .to_owned(),
-            ));
-        }
         let connect = connect_options(url)?
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
@@ -195,12 +200,23 @@ impl Sqlite {
     pub(super) async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
         const GROUP_AND_OTHERS_READ: u32 = 0o044;
         /// Fails if the file is no database.
-        const SELECT_OBJECT: &str = "SELECT name FROM sqlite_schema LIMIT 1";
-        sqlx::query(SELECT_OBJECT).fetch_optional(&self.readers).await?;
+        const SELECT_FOREIGN_TABLE: &str = concat!(
+            "SELECT min(name) AS foreign_table FROM sqlite_schema WHERE type = 'table' AND name IN ",
+            first_tables!(),
+            " AND NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = '_sqlx_migrations')"
+        );
+        let tables = sqlx::query(SELECT_FOREIGN_TABLE).fetch_one(&self.readers).await?;
         let file = self.writer.connect_options().get_filename().to_owned();
         let mode = fs::metadata(&file).map_or(0, |file| file.permissions().mode());
         let is_public_file = mode & GROUP_AND_OTHERS_READ != 0;
-        Ok(DatabaseFacts { time: now(), bypasses_row_security: false, is_public_file })
+        Ok(DatabaseFacts {
+            time: now(),
+            bypasses_row_security: false,
+            is_public_file,
+            can_migrate: true,
+            foreign_table: tables.try_get("foreign_table")?,
+            inaccessible_table: None,
+        })
     }
 
     pub(super) fn connection_counts(&self) -> ConnectionCounts {

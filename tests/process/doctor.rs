@@ -121,6 +121,20 @@ async fn broken_sqlite_files_are_found() {
     fs::write(path("text.db"), "a text of more than a hundred bytes".repeat(9)).expect("written");
     assert_finds(on("text.db"), problem, "is no SQLite database").await;
 
+    let other = SqliteConnectOptions::new().filename(path("other.db")).create_if_missing(true);
+    let mut connection = other.connect().await.expect("created");
+    connection.execute("CREATE TABLE sessions (id)").await.expect("a table");
+    connection.close().await.expect("closed");
+    assert_finds(on("other.db"), problem, "other.db has tables of another program, such as sessions").await;
+    for (url, text) in [
+        ("sqlite://", "\"sqlite://\" names no file"),
+        ("sqlite:?cache=private", "names no file"),
+        ("sqlite::memory:", "in-memory"),
+    ] {
+        let precis = Precis::new().env("DATABASE_URL", url).set("server.bind", "127.0.0.1:0");
+        assert_finds(precis, problem, text).await;
+    }
+
     on("precis.db").args(["migrate"]).run().await.stdout_of_success();
     fs::set_permissions(path("precis.db"), Permissions::from_mode(0o644)).expect("set");
     assert_finds(on("precis.db"), ["warning", "database"], "chmod 600").await;
@@ -151,10 +165,31 @@ async fn broken_postgres_setups_are_found() {
     assert_finds(on(&database.admin_url()), ["PROBLEM", "role"], "create a role for precis").await;
     let mut admin = PgConnection::connect(&database.admin_url()).await.expect("connected");
     admin.execute("ALTER TABLE api_keys OWNER TO CURRENT_USER").await.expect("changed");
-    assert_finds(on(&database.url()), problem, "permission denied for table api_keys").await;
+    assert_finds(on(&database.url()), problem, "can't read or write the table api_keys").await;
+    // As after a migration by another role, whose new table was not granted.
+    admin.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON api_keys TO PUBLIC").await.expect("granted");
+    admin.execute("ALTER TABLE consolidation_records OWNER TO CURRENT_USER").await.expect("changed");
+    admin.execute("GRANT SELECT ON consolidation_records TO PUBLIC").await.expect("granted");
+    let not_granted = "can't read or write the table consolidation_records";
+    assert_finds(on(&database.url()), problem, not_granted).await;
+    admin.execute("GRANT INSERT, UPDATE, DELETE ON consolidation_records TO PUBLIC").await.expect("granted");
+    assert_eq!(found(on(&database.url())).await, [""; 0]);
+
+    let name: String =
+        sqlx::query_scalar("SELECT current_database()").fetch_one(&mut admin).await.expect("a name");
+    let read_only = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
+    admin.execute(sqlx::AssertSqlSafe(read_only)).await.expect("set");
+    assert_finds(on(&database.url()), problem, "is read-only: connect to the primary server").await;
 
     let empty = TestDatabase::create("empty", async |_| {}).await;
     assert_finds(on(&empty.url()), ["warning", "schema"], "at migration 0 of").await;
+    let mut admin = PgConnection::connect(&empty.admin_url()).await.expect("connected");
+    admin.execute("CREATE TABLE messages (id integer)").await.expect("a table");
+    assert_finds(on(&empty.url()), problem, "has tables of another program, such as messages").await;
+    admin.execute("DROP TABLE messages").await.expect("dropped");
+    admin.execute("REVOKE ALL ON SCHEMA public FROM public").await.expect("revoked");
+    admin.execute("ALTER SCHEMA public OWNER TO CURRENT_USER").await.expect("owned");
+    assert_finds(on(&empty.url()), ["PROBLEM", "schema"], "the role can't migrate it").await;
     let url = empty.url();
     let (server, name) = url.split_once("precis_test_").expect("a test's database");
     let rest = name.split_once('?').map(|(_, query)| format!("?{query}")).unwrap_or_default();
