@@ -33,6 +33,17 @@ Examples:
   precis import copy demo.jsonl                 create a session from a file
   DATABASE_URL=postgres://… precis migrate      prepare a database";
 
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  precis export demo -o demo.jsonl              write a file; --force replaces it
+  precis export demo | gzip > demo.jsonl.gz     write to another program";
+
+const IMPORT_EXAMPLES: &str = "\
+Examples:
+  precis import copy demo.jsonl                 read an export
+  precis export demo | precis import copy       copy a session
+  echo '{\"role\": \"user\", \"content\": \"Hello\"}' | precis import chat -";
+
 /// A memory for LLM agents that fits their context window.
 #[derive(Parser)]
 #[command(version, after_help = EXAMPLES, max_term_width = 100)]
@@ -72,8 +83,10 @@ enum Command {
     /// Copy an SQLite database to a new file, while the service runs or without it; for Postgres see docs/backup.md
     Backup(backup::BackupArgs),
     /// Write a session with its messages and revisions as JSON lines to a file or to standard output
+    #[command(after_help = EXPORT_EXAMPLES)]
     Export(export::ExportArgs),
     /// Create a session from an export, or from JSON lines with role and content, completely or not at all
+    #[command(after_help = IMPORT_EXAMPLES)]
     Import(import::ImportArgs),
     /// Index the messages that are not in the search index, or all messages after a change of search.language
     Reindex,
@@ -94,8 +107,11 @@ enum Command {
         /// The shell, for example: source <(precis completions bash)
         shell: Shell,
     },
-    /// Print the manual page: precis man | man -l -
-    Man,
+    /// Print the manual page of precis or of a command: precis man | man -l -
+    Man {
+        /// The command, for example: keys create
+        command: Vec<String>,
+    },
     /// Ask the service at server.bind if it is ready; exit status 0 if it is, otherwise 1
     Health,
 }
@@ -203,6 +219,22 @@ fn count(number: i64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
+/// Returns the manual page of precis, or of the command with this name.
+fn manual_page(names: &[String]) -> Result<String, Box<dyn Error>> {
+    let mut command = Cli::command();
+    // Commands get the flags that all commands have, and their whole names.
+    command.build();
+    for name in names {
+        let found = command.find_subcommand(name).cloned();
+        command = found.ok_or_else(|| {
+            error(format!("there is no command {:?}: `precis --help` lists the commands", names.join(" ")))
+        })?;
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command).render(&mut page)?;
+    Ok(String::from_utf8(page)?)
+}
+
 async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
     // Clap accepts the flag of the default command before the name of any command.
     let migrate = !cli.serve.no_migrate;
@@ -211,7 +243,10 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
         Some(Command::Serve(args)) => serve::serve(cli.settings, migrate && !args.no_migrate).await?,
         Some(Command::Migrate) => {
             let settings = cli.settings.load_and_log()?;
-            open_store(&settings, true).await?.close().await;
+            let store = open_store(&settings, true).await?;
+            let schema = store.check_ready().await;
+            store.close().await;
+            eprintln!("the database {} is at migration {}", settings.database.url, schema?.found);
         }
         Some(Command::Backup(args)) => backup::backup(&cli.settings.load_and_log()?, args).await?,
         Some(Command::Export(args)) => export::export(cli.settings, args).await?,
@@ -230,11 +265,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             clap_complete::generate(shell, &mut Cli::command(), "precis", &mut script);
             print(&String::from_utf8(script)?)?;
         }
-        Some(Command::Man) => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(Cli::command()).render(&mut page)?;
-            print(&String::from_utf8(page)?)?;
-        }
+        Some(Command::Man { command }) => print(&manual_page(&command)?)?,
         Some(Command::Doctor) => {
             let mut examination = Examination::default();
             match cli.settings.load() {

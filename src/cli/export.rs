@@ -74,7 +74,14 @@ impl Output {
             return Ok(Self::Stdout(io::stdout()));
         };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")));
+        let folder = folder.unwrap_or(Path::new("."));
+        if !folder.is_dir() {
+            return Err(error(format!(
+                "there is no folder {}: create it, or choose another file",
+                folder.display()
+            )));
+        }
+        let file = tempfile::NamedTempFile::new_in(folder);
         let partial = file.map_err(|cause| cannot_write(path, cause))?;
         Ok(Self::File { partial, path: path.to_owned(), force })
     }

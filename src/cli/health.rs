@@ -13,8 +13,12 @@ pub(super) async fn check(settings: &Settings) -> Result<(), Box<dyn Error>> {
         address.set_ip(Ipv4Addr::LOCALHOST.into());
     }
     let client = build_http_client(Duration::from_secs(1))?;
-    let request = client.get(format!("http://{address}/readyz")).timeout(Duration::from_secs(3));
-    let response = request.send().await?;
+    let url = format!("http://{address}/readyz");
+    let request = client.get(&url).timeout(Duration::from_secs(3));
+    let response = request.send().await.map_err(|cause| {
+        let message = format!("no service answers at {url} (server.bind): start it, or correct the address");
+        super::error_with_cause(message, cause.without_url())
+    })?;
     if response.status().is_success() {
         return Ok(());
     }

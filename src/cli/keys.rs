@@ -16,9 +16,15 @@ use std::error::Error;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
+const EXAMPLES: &str = "\
+Examples:
+  precis keys create --tenant acme > key        for an agent, which reads and writes
+  precis keys create --tenant acme --name prometheus --scope admin";
+
 #[derive(Subcommand)]
 pub(super) enum KeysCommand {
     /// Create a key and print it once; only its hash is stored
+    #[command(after_help = EXAMPLES)]
     Create {
         /// Tenant whose data the key opens
         #[arg(long, value_parser = tenant)]

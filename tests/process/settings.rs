@@ -153,6 +153,24 @@ async fn completions_and_manual_page_name_every_command() {
             assert!(printed.contains(name), "{args:?}: {name}");
         }
     }
+    for (command, example) in [
+        (&["import"][..], "precis export demo | precis import copy"),
+        (&["export"], "precis export demo -o demo.jsonl"),
+        (&["keys", "create"], "precis keys create --tenant acme > key"),
+    ] {
+        let help =
+            Precis::new().args(command.iter().copied()).args(["--help"]).run().await.stdout_of_success();
+        assert!(help.contains(example), "{help}");
+        assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+        let page = Precis::new().args(["man"]).args(command.iter().copied()).run().await.stdout_of_success();
+        assert!(page.contains(&format!("precis {}", command.join(" "))), "{page}");
+        assert!(page.contains("tenant") && page.contains("database"), "{page}");
+    }
+    let unknown = Precis::new().args(["man", "exprot"]).run().await.stderr_of_failure();
+    assert!(
+        unknown.contains("there is no command \"exprot\": `precis --help` lists the commands"),
+        "{unknown}"
+    );
 }
 
 #[tokio::test]

@@ -39,7 +39,9 @@ async fn migrations_run_at_start_or_by_command(backend: Backend) {
     let health = || Precis::new().args(["health", "--bind", &address]);
     assert_eq!(health().run().await.code, Some(1));
 
-    assert_eq!(precis(&["migrate"]).run().await.stdout_of_success(), "");
+    let migrate = precis(&["migrate"]).run().await;
+    assert!(migrate.stderr.trim_end().contains(" is at migration "), "{migrate:?}");
+    assert_eq!(migrate.stdout_of_success(), "");
     service.get("/readyz").await.ok(200);
     assert_eq!(health().run().await.code, Some(0));
     precis(&["migrate"]).run().await.stdout_of_success();
@@ -60,7 +62,9 @@ fn free_port() -> u16 {
 #[tokio::test]
 async fn health_without_service_exits_with_1() {
     let bind = format!("127.0.0.1:{}", free_port());
-    assert_eq!(Precis::new().args(["health", "--bind", &bind]).run().await.code, Some(1));
+    let told = Precis::new().args(["health", "--bind", &bind]).run().await.stderr_of_failure();
+    let explained = format!("no service answers at http://{bind}/readyz (server.bind): start it");
+    assert!(told.contains(&explained), "{told}");
 }
 
 #[tokio::test]
