@@ -36,6 +36,15 @@ const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORT
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
 const TIMEOUTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
 const PROTOCOL: &str = "http/protobuf";
+/// The SDK would ignore other samplers and export everything.
+const SAMPLERS: [&str; 6] = [
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+];
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time for the last spans when the service stops.
@@ -59,6 +68,17 @@ impl Traces {
             return Err(format!(
                 "{name}: {protocol:?} is not supported: leave it out, or write {PROTOCOL:?}, which collectors receive at port 4318"
             ));
+        }
+        if let Some(sampler) = variable("OTEL_TRACES_SAMPLER").filter(|name| !SAMPLERS.contains(&&**name)) {
+            let samplers = SAMPLERS.join(", ");
+            return Err(format!(
+                "OTEL_TRACES_SAMPLER: {sampler:?} is not supported: write one of {samplers}"
+            ));
+        }
+        let ratio = variable("OTEL_TRACES_SAMPLER_ARG");
+        let is_ratio = |text: &String| text.parse().is_ok_and(|ratio: f64| (0.0..=1.0).contains(&ratio));
+        if let Some(text) = ratio.filter(|text| !is_ratio(text)) {
+            return Err(format!("OTEL_TRACES_SAMPLER_ARG: {text:?} is not a number from 0 to 1"));
         }
         let timeout = match first(TIMEOUTS) {
             Some((name, value)) => value

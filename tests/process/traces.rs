@@ -260,7 +260,12 @@ async fn traces_are_off_by_default_and_invalid_variables_are_named() {
     assert_eq!(model.calls()[0].header("traceparent"), "", "nothing is traced");
 
     let (_, url) = Collector::start().await;
-    for (name, value) in [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")] {
+    for (name, value) in [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_TRACES_SAMPLER", "traceid_ratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "10%"),
+    ] {
         let mut precis = traced(Precis::new(), &url).env(name, value);
         let error = precis.run().await.stderr_of_failure();
         assert!(error.contains(name) && error.contains(value), "{error}");
