@@ -77,7 +77,8 @@ impl IndexWorker {
                 "indexing the messages that are missing from the search index"
             );
         }
-        while self.store.index_batch().await?.is_some() {}
+        // Under a steady load, some messages are missing at any time. A batch for these few would cost more than the debounce saves.
+        while self.store.index_batch().await?.is_some_and(|batch| !batch.is_last) {}
         if is_incomplete {
             self.record(&self.store.index_state().await?);
             tracing::info!("the search index is complete");
@@ -103,7 +104,7 @@ pub async fn reindex(
     store.record_analyzer(analyzer, true).await?;
     let mut indexed = 0;
     while let Some(batch) = store.index_batch().await? {
-        indexed += u64::try_from(batch).unwrap_or(0);
+        indexed += u64::try_from(batch.messages).unwrap_or(0);
         progress(indexed);
     }
     Ok((state, indexed))

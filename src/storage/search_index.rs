@@ -33,6 +33,14 @@ pub struct IndexState {
     pub messages: i64,
 }
 
+/// The messages that were added to the index together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexedBatch {
+    pub messages: usize,
+    /// `true` if these were all missing messages at that time. On Postgres never, because other tenants may have more.
+    pub is_last: bool,
+}
+
 /// Returns the analyzer for messages and queries. All replicas must use the analyzer recorded in the index, not their own
 /// settings. Returns `None` if this release does not know the recorded analyzer; then a replica of another release indexes.
 #[must_use]
@@ -271,11 +279,12 @@ impl Store {
         Ok(analyzer.map(|analyzer| (analyzer, position)))
     }
 
-    /// Adds a batch of missing messages to the index. Returns their number, or `None` if no messages are missing. Then, Postgres also
-    /// flushes the pending list of its full-text index.
+    /// Adds a batch of missing messages to the index. Returns `None` if no messages are missing. Then, Postgres also flushes the
+    /// pending list of its full-text index.
     ///
     /// On Postgres, the tenants are those in which this store has seen missing messages; [`Store::index_state`] finds all of them.
-    pub async fn index_batch(&self) -> Result<Option<usize>, StoreError> {
+    pub async fn index_batch(&self) -> Result<Option<IndexedBatch>, StoreError> {
+        const NOTHING: IndexedBatch = IndexedBatch { messages: 0, is_last: false };
         let Some((analyzer, position)) = self.analyzer_of_index().await? else { return Ok(None) };
         let tenant = match self {
             Self::Postgres(database) => database.hints.take_unindexed(),
@@ -286,8 +295,9 @@ impl Store {
             if let (Some(tenant), Ok(Some(_)) | Err(_)) = (&tenant, &indexed) {
                 self.note_unindexed(tenant);
             }
-            if let Some(indexed) = indexed?.or(tenant.map(|_| 0)) {
-                return Ok(Some(indexed));
+            if let Some(indexed) = indexed?.or(tenant.as_ref().map(|_| NOTHING)) {
+                let is_last = indexed.is_last && tenant.is_none() && position.is_none();
+                return Ok(Some(IndexedBatch { is_last, ..indexed }));
             }
         }
         if let Some((tenant, session)) = position {
@@ -296,7 +306,7 @@ impl Store {
             if let Ok(tenant) = TenantId::new(tenant) {
                 self.note_unindexed(&tenant);
             }
-            return Ok(Some(0));
+            return Ok(Some(NOTHING));
         }
         if let Self::Postgres(_) = self {
             match self.global_statement(FLUSH_GIN_PENDING_LIST).read().await {
@@ -323,20 +333,22 @@ impl Store {
         }
     }
 
-    /// Adds a batch of missing messages of a tenant to the index; on SQLite, of all tenants if none is given. Returns their number,
-    /// or `None` if no messages are missing.
+    /// Adds a batch of missing messages of a tenant to the index; on SQLite, of all tenants if none is given. Returns `None` if no
+    /// messages are missing.
     async fn index_missing(
         &self,
         analyzer: Analyzer,
         tenant: Option<&TenantId>,
         session: Option<&SessionId>,
-    ) -> Result<Option<usize>, StoreError> {
+    ) -> Result<Option<IndexedBatch>, StoreError> {
         let (_, mut sessions) = self.unindexed_sessions(tenant, session, None, MAX_BATCH_MESSAGES).await?;
         if let Self::Sqlite(database) = self {
             sessions.retain(|missing| !database.unindexing.contains(&missing.tenant, &missing.session));
         }
         let messages =
             self.read_missing(tenant, &sessions, false, MAX_BATCH_MESSAGES, MAX_BATCH_BYTES).await?;
+        let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
+        let is_complete = missing == to_i64(messages.len()) && to_i64(sessions.len()) < MAX_BATCH_MESSAGES;
         let Batch { parts, entries } =
             blocking::spawn_cpu(move || analyze(analyzer, sessions, messages)).await;
         let Some((UnindexedSession { tenant, .. }, _)) = parts.first() else { return Ok(None) };
@@ -349,11 +361,13 @@ impl Store {
         let encoded = serde_json::to_string(&entries).map_err(StoreError::corrupt("entries of the index"))?;
         let statement = self.statement(tenant, INDEX_BATCH).bind(analyzer.version()).bind(ranges);
         let row = statement.bind(encoded).write_together().await?.ok_or(sqlx::Error::RowNotFound)?;
-        if row.field::<i64>("sessions")? > 0 {
-            return Ok(Some(entries.len()));
+        let unchanged: i64 = row.field("sessions")?;
+        if unchanged == 0 {
+            tokio::time::sleep(RETRY_DELAY).await;
+            return Ok(Some(IndexedBatch { messages: 0, is_last: false }));
         }
-        tokio::time::sleep(RETRY_DELAY).await;
-        Ok(Some(0))
+        let is_last = is_complete && unchanged == to_i64(parts.len());
+        Ok(Some(IndexedBatch { messages: entries.len(), is_last }))
     }
 
     /// Removes many earlier entries of the messages of a batch on SQLite in transactions of their own.

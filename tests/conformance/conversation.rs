@@ -92,7 +92,7 @@ impl Conversation {
         self.store.index_state().await.unwrap();
         let mut indexed = 0;
         while let Some(batch) = self.store.index_batch().await.unwrap() {
-            indexed += batch;
+            indexed += batch.messages;
         }
         indexed
     }
