@@ -412,6 +412,7 @@ llm.models.extractive.retries | -1 | must be a whole number, not negative
 llm.models.extractive.input_price | -0.1 | must be a number, not negative
 llm.models.extractive.output_price | NaN | must be a number, not negative
 llm.models.extractive.output_price | 2 EUR | must be a number, not negative
+llm.models.extractive.output_price | 2.5 | one price is missing, so that costs stay unknown: set both
 llm.models.extractive.retry_initial | 0s | must be longer than 0
 llm.models.extractive.retry_initial | 11s | llm.models.extractive.retry_initial must not be longer than llm.models.extr
 llm.models.extractive.retry_max | 400ms | llm.models.extractive.retry_initial must not be longer than llm.models.extr

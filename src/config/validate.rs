@@ -270,6 +270,11 @@ impl Violations {
                 let path = SettingPath::llm("models", name, "model");
                 self.add([&path], "missing: set it to the provider's name for the model");
             }
+            if model.input_price.is_some() != model.output_price.is_some() {
+                let paths =
+                    ["input_price", "output_price"].map(|price| SettingPath::llm("models", name, price));
+                self.add(paths, "one price is missing, so that costs stay unknown: set both, to 0 if these tokens are free");
+            }
         }
         for (name, pool) in &llm_settings.pools {
             let path = SettingPath::llm("pools", name, "models");
