@@ -8,7 +8,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use precis::domain::export_format::{
-    ExportReader, ExportWriter, ImportRow, ImportedSession, LineError, parse_revision,
+    ExportReader, ExportWriter, ImportRow, ImportedSession, LineError, max_line_bytes, parse_revision,
 };
 use precis::domain::id::SessionId;
 use precis::domain::limits::SizeLimits;
@@ -91,8 +91,8 @@ fn assert_error_quotes_nothing(before: &ExportReader, line: &[u8]) {
 }
 
 fn upload(chunks: &[&[u8]]) -> Result<i64, String> {
-    let mut upload =
-        Upload::begin(ImportLimits { sizes: SIZES, max_bytes: u64::MAX }).expect("a temporary file");
+    let limits = ImportLimits { sizes: SIZES, max_bytes: u64::MAX, max_line_bytes: max_line_bytes(SIZES) };
+    let mut upload = Upload::begin(limits).expect("a temporary file");
     for chunk in chunks {
         upload.feed(chunk).map_err(|error| error.to_string())?;
     }
