@@ -136,31 +136,28 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
             return None;
         }
     };
-    let facts = match store.examine().await {
+    let usable = store.examine().await.map_err(|error| explain(&error)).and_then(|facts| {
+        if let Some(table) = &facts.foreign_table {
+            return Err(format!(
+                "{url} has tables of another program, such as {table}: name a database of its own for precis"
+            ));
+        }
+        if let Some(table) = &facts.inaccessible_table {
+            return Err(format!(
+                "{url}: the role can't read or write the table {table}: grant it SELECT, INSERT, UPDATE, DELETE on all tables, as \
+                 docs/operations.md describes"
+            ));
+        }
+        Ok(facts)
+    });
+    let facts = match usable {
         Ok(facts) => facts,
-        Err(error) => {
-            examination.add(Severity::Problem, PART, explain(&error));
+        Err(problem) => {
+            examination.add(Severity::Problem, PART, problem);
             store.close().await;
             return None;
         }
     };
-    if let Some(table) = &facts.foreign_table {
-        let text = format!(
-            "{url} has tables of another program, such as {table}: name a database of its own for precis"
-        );
-        examination.add(Severity::Problem, PART, text);
-        store.close().await;
-        return None;
-    }
-    if let Some(table) = &facts.inaccessible_table {
-        let text = format!(
-            "{url}: the role can't read or write the table {table}: grant it SELECT, INSERT, UPDATE, DELETE on all tables, as \
-             docs/operations.md describes"
-        );
-        examination.add(Severity::Problem, PART, text);
-        store.close().await;
-        return None;
-    }
     examination.add(Severity::Good, PART, format!("{url} can be used"));
     examine_facts(&facts, examination);
     let any_key = match store.check_ready().await {

@@ -1,7 +1,7 @@
 //! Consolidation: the lease of a session, revisions, and the tokens that models use.
 
 use super::rows::{self, json_column, revision_columns, session_columns};
-use super::statement::{DbRow as _, Sql};
+use super::statement::{AnyRow, DbRow as _, Sql};
 use super::store::{bounded_page_on_postgres, bounded_page_on_sqlite, decode, decode_page, micros};
 use super::{Page, Store, StoreError};
 use crate::domain::consolidation_record::{ConsolidationRecord, RecordDetails};
@@ -43,9 +43,6 @@ pub struct NewRevision {
     pub meta: Option<MetaConsolidation>,
 }
 
-const SESSION_EXISTS: &str =
-    "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
-
 /// Inserts a record of the session `$1`, `$2` with the next number. The holder of the lease is the only writer.
 macro_rules! insert_record {
     ($revision:literal, $details:literal, $now:literal, $from:literal) => {
@@ -84,7 +81,7 @@ macro_rules! end_lease_with_record {
                 ), record AS (",
                 insert_record!("CAST(NULL AS bigint)", "$4", "now()", " FROM session"),
                 "), old AS (",
-                // The statement does not see the new record.
+                // `MAX_RECORDS_WITHOUT_REVISION` without the new record, which the statement does not see.
                 delete_old_records!("199", "EXISTS (SELECT FROM session)"),
                 ") SELECT retry_at FROM session"
             ),
@@ -330,11 +327,7 @@ impl Store {
         // One more record shows if there is another page.
         let statement = statement.bind(before).bind(limit.saturating_add(1)).bind(max_bytes);
         let rows = statement.read_all().await?;
-        if rows.is_empty() {
-            let session = self.statement(tenant, SESSION_EXISTS).bind(session.as_str()).read().await?;
-            return Ok(session.map(|_| Page { items: Vec::new(), has_more: false }));
-        }
-        decode_page(&rows, limit, rows::consolidation_record).map(Some)
+        self.page_of_session(tenant, session, &rows, limit, rows::consolidation_record).await
     }
 
     /// Appends a revision with another summary of the messages that the present one covers. Returns `None`, and writes nothing, if
@@ -455,11 +448,25 @@ impl Store {
         // One more revision shows if there is another page.
         let statement = statement.bind(before).bind(limit.saturating_add(1)).bind(max_bytes);
         let rows = statement.read_all().await?;
+        self.page_of_session(tenant, session, &rows, limit, rows::revision).await
+    }
+
+    /// Decodes a page of a session. An empty one is `None` if the session does not exist.
+    async fn page_of_session<T>(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        rows: &[AnyRow],
+        limit: i64,
+        item: impl Fn(&AnyRow) -> Result<T, StoreError>,
+    ) -> Result<Option<Page<T>>, StoreError> {
+        const SESSION_EXISTS: &str =
+            "SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
         if rows.is_empty() {
-            let session = self.statement(tenant, SESSION_EXISTS).bind(session.as_str()).read().await?;
-            return Ok(session.map(|_| Page { items: Vec::new(), has_more: false }));
+            let found = self.statement(tenant, SESSION_EXISTS).bind(session.as_str()).read().await?;
+            return Ok(found.map(|_| Page { items: Vec::new(), has_more: false }));
         }
-        decode_page(&rows, limit, rows::revision).map(Some)
+        decode_page(rows, limit, item).map(Some)
     }
 
     /// Appends a revision that sets summary and cursor back to those of `revision` (0 = no summary). Returns `None` if

@@ -34,7 +34,7 @@ pub struct IndexState {
 }
 
 /// The messages that were added to the index together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexedBatch {
     pub messages: usize,
     /// `true` if these were all missing messages at that time. On Postgres never, because other tenants may have more.
@@ -284,7 +284,6 @@ impl Store {
     ///
     /// On Postgres, the tenants are those in which this store has seen missing messages; [`Store::index_state`] finds all of them.
     pub async fn index_batch(&self) -> Result<Option<IndexedBatch>, StoreError> {
-        const NOTHING: IndexedBatch = IndexedBatch { messages: 0, is_last: false };
         let Some((analyzer, position)) = self.analyzer_of_index().await? else { return Ok(None) };
         let tenant = match self {
             Self::Postgres(database) => database.hints.take_unindexed(),
@@ -295,7 +294,7 @@ impl Store {
             if let (Some(tenant), Ok(Some(_)) | Err(_)) = (&tenant, &indexed) {
                 self.note_unindexed(tenant);
             }
-            if let Some(indexed) = indexed?.or(tenant.as_ref().map(|_| NOTHING)) {
+            if let Some(indexed) = indexed?.or(tenant.as_ref().map(|_| IndexedBatch::default())) {
                 let is_last = indexed.is_last && tenant.is_none() && position.is_none();
                 return Ok(Some(IndexedBatch { is_last, ..indexed }));
             }
@@ -306,7 +305,7 @@ impl Store {
             if let Ok(tenant) = TenantId::new(tenant) {
                 self.note_unindexed(&tenant);
             }
-            return Ok(Some(NOTHING));
+            return Ok(Some(IndexedBatch::default()));
         }
         if let Self::Postgres(_) = self {
             match self.global_statement(FLUSH_GIN_PENDING_LIST).read().await {
@@ -364,7 +363,7 @@ impl Store {
         let unchanged: i64 = row.field("sessions")?;
         if unchanged == 0 {
             tokio::time::sleep(RETRY_DELAY).await;
-            return Ok(Some(IndexedBatch { messages: 0, is_last: false }));
+            return Ok(Some(IndexedBatch::default()));
         }
         let is_last = is_complete && unchanged == to_i64(parts.len());
         Ok(Some(IndexedBatch { messages: entries.len(), is_last }))
