@@ -128,7 +128,7 @@ struct Vocabulary {
     analyzer: Analyzer,
     ids: HashMap<String, usize>,
     analyzed: HashMap<String, Vec<Word>>,
-    stop_words: HashSet<Rc<str>>,
+    stop_words: Rc<HashSet<Rc<str>>>,
     stop_terms: HashSet<usize>,
 }
 

@@ -220,9 +220,18 @@ impl Analyzer {
         })
     }
 
-    /// Returns the terms of words that say little about a text, such as articles and pronouns of the language.
+    /// Returns the terms of words that say little about a text, such as articles and pronouns of the language. Each thread computes
+    /// them once.
     #[must_use]
-    pub fn stop_terms(self) -> HashSet<Rc<str>> {
+    pub fn stop_terms(self) -> Rc<HashSet<Rc<str>>> {
+        thread_local! {
+            static STOP_TERMS: RefCell<HashMap<Analyzer, Rc<HashSet<Rc<str>>>>> = RefCell::default();
+        }
+        let compute = || Rc::new(self.compute_stop_terms());
+        STOP_TERMS.with_borrow_mut(|known| Rc::clone(known.entry(self).or_insert_with(compute)))
+    }
+
+    fn compute_stop_terms(self) -> HashSet<Rc<str>> {
         let words = self.language.rules().and_then(|(code, _)| stop_words::lookup(code)).unwrap_or_default();
         // The list contains `won` as a part of `won't`, and `win` is no stop word.
         let is_irregular =
