@@ -258,11 +258,9 @@ impl Provider for HttpProvider {
         let response = self.send(request, &timeouts).await?;
         let ParsedResponse { text, finish_reason, usage } =
             self.read_response(response, &mut timeouts, request.memory).await?;
-        let tokens = match (usage.input_tokens, usage.output_tokens) {
-            (None, None) => count_tokens(request.prompts.render(&request.task), &text).await,
-            (input, output) => {
-                CallTokens { input: input.unwrap_or_default(), output: output.unwrap_or_default() }
-            }
+        let tokens = match usage.call_tokens() {
+            Some(tokens) => tokens,
+            None => count_tokens(request.prompts.render(&request.task), &text).await,
         };
         Ok(Completion { text, finish_reason, usage, tokens, first_token: timeouts.time_to_first_token() })
     }

@@ -14,9 +14,17 @@ impl Usage {
     /// Returns the sum of input and output tokens, or `None` if the provider reported neither.
     #[must_use]
     pub fn total(&self) -> Option<u64> {
+        self.call_tokens().map(CallTokens::total)
+    }
+
+    /// Returns input and output tokens, or `None` if the provider reported neither.
+    #[must_use]
+    pub fn call_tokens(&self) -> Option<CallTokens> {
         match (self.input_tokens, self.output_tokens) {
             (None, None) => None,
-            (input, output) => Some(input.unwrap_or_default().saturating_add(output.unwrap_or_default())),
+            (input, output) => {
+                Some(CallTokens { input: input.unwrap_or_default(), output: output.unwrap_or_default() })
+            }
         }
     }
 }
