@@ -55,8 +55,8 @@ pub struct RecordDetails {
 /// A stored record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConsolidationRecord {
-    /// 1, 2, 3 … per session, ascending with time. Numbers of removed records are missing, except those that a rewind removes from
-    /// the end: they are used again.
+    /// 1, 2, 3 … per session, ascending with time. Removed records leave gaps. Only the numbers that a rewind removes from the end
+    /// are used again.
     pub number: i64,
     /// The revision that was committed.
     pub revision: Option<i64>,

@@ -24,7 +24,7 @@ pub(super) struct Connections {
     places: Arc<Semaphore>,
     /// Number of connections and requests until now, which orders them by time.
     events: AtomicU64,
-    /// The connections by the number of the event that opened them, except those that were asked to close.
+    /// The connections by the value of `events` when they opened. A connection that is asked to close is removed.
     open: Mutex<BTreeMap<u64, (Arc<Activity>, CancellationToken)>>,
 }
 

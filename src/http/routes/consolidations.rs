@@ -25,7 +25,7 @@ use utoipa::ToSchema;
 #[derive(Serialize, ToSchema)]
 #[schema(as = ConsolidationRecord)]
 pub(crate) struct RecordBody {
-    /// Ascending with time. Numbers of removed records are missing, except those that a rewind removes from the end: they are used again.
+    /// Ascending with time. Removed records leave gaps. Only the numbers that a rewind removes from the end are used again.
     number: i64,
     cause: RunCause,
     outcome: RecordOutcome,
