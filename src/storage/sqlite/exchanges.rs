@@ -39,7 +39,7 @@ macro_rules! from_groups {
 /// The hour and the user of an existing session change in a statement of their own, because an update that names these columns
 /// replaces the entries of two indexes even if the values stay the same. A session that gets its user also gets another
 /// incarnation, so that copies of the session without the user become invalid.
-const APPEND_GROUPS: &str = concat!(
+pub(super) const APPEND_GROUPS: &str = concat!(
     "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, stored_bytes, created_at,
         updated_at, activity_hour, incarnation, indexed_seq)
     SELECT g.value ->> 'tenant', g.value ->> 'session', 
@@ -73,7 +73,7 @@ const APPEND_GROUPS: &str = concat!(
         OR (s.user_id = '' AND coalesce(g.value ->> 'user', g.value ->> 'default_user') IS NOT NULL));
 
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
-    SELECT s.tenant_id, s.session_id, s.last_seq - (g.value ->> 'count') + 1 + m.key, m.value ->> 'role',
+    SELECT s.tenant_id, s.session_id, s.last_seq - (m.value ->> 'from_end'), m.value ->> 'role',
         m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
         coalesce(m.value ->> 'created_at', s.updated_at) ",
     from_groups!(),
@@ -85,7 +85,7 @@ const APPEND_GROUPS: &str = concat!(
 
 /// Adds the idempotency keys of groups that were appended, and deletes expired keys of their sessions, so that these need no
 /// background job. `$1` is a list of [`Group`]s; keys stored before `$2` are expired.
-const APPEND_KEYS: &str = concat!(
+pub(super) const APPEND_KEYS: &str = concat!(
     "DELETE FROM idempotency_keys
     WHERE created_at < $2 AND (tenant_id, session_id) IN (SELECT s.tenant_id, s.session_id ",
     from_groups!(),
@@ -93,8 +93,7 @@ const APPEND_KEYS: &str = concat!(
 
     INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at, has_user)
     SELECT s.tenant_id, s.session_id, k.value ->> 'key', unhex(k.value ->> 'fingerprint'),
-        s.last_seq - (g.value ->> 'count') + 1 + (k.value ->> 'first'),
-        s.last_seq - (g.value ->> 'count') + 1 + (k.value ->> 'last'), s.updated_at, s.user_id <> '' ",
+        s.last_seq - (k.value ->> 'first_from_end'), s.last_seq - (k.value ->> 'last_from_end'), s.updated_at, s.user_id <> '' ",
     from_groups!(),
     " CROSS JOIN jsonb_each(g.value, '$.keys') AS k"
 );
@@ -113,7 +112,8 @@ const INSERT_LARGE_MESSAGE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
-/// A [`SessionGroup`] as the statements read it. Positions of messages count from 0 in the group.
+/// A [`SessionGroup`] as the statements read it. Positions of messages count backwards from the last message of the group, so that
+/// a statement needs no value of the group for each message: SQLite would copy the whole group for it.
 #[derive(Serialize)]
 struct Group<'r> {
     tenant: &'r str,
@@ -131,6 +131,7 @@ struct Group<'r> {
 
 #[derive(Serialize)]
 struct GroupMessage<'r> {
+    from_end: i64,
     role: &'static str,
     tool_call_ids: Option<String>,
     tool_result_of: Option<String>,
@@ -148,8 +149,8 @@ struct GroupKey<'r> {
     request: usize,
     key: &'r str,
     fingerprint: String,
-    first: i64,
-    last: i64,
+    first_from_end: i64,
+    last_from_end: i64,
 }
 
 impl<'r> Group<'r> {
@@ -168,19 +169,31 @@ impl<'r> Group<'r> {
         };
         for (index, request, offset) in group.exchanges(requests) {
             let mut times = request.exchange.given_times();
-            row.messages.extend(request.exchange.messages.iter().map(|(message, tokens)| {
-                let (tool_call_ids, tool_result_of) = tool_columns(message);
-                let (role, json) = (message.role().as_str(), message.json());
-                let created_at = times.next().flatten().map(micros);
-                let json = (json.len() <= LARGE_MESSAGE_BYTES).then_some(json);
-                GroupMessage { role, tool_call_ids, tool_result_of, tokens: *tokens, json, created_at }
-            }));
+            let first_from_end = group.messages - 1 - offset;
+            row.messages.extend((0..).zip(&request.exchange.messages).map(
+                |(position, (message, tokens))| {
+                    let (tool_call_ids, tool_result_of) = tool_columns(message);
+                    let (role, json) = (message.role().as_str(), message.json());
+                    let created_at = times.next().flatten().map(micros);
+                    let json = (json.len() <= LARGE_MESSAGE_BYTES).then_some(json);
+                    let from_end = first_from_end - position;
+                    GroupMessage {
+                        from_end,
+                        role,
+                        tool_call_ids,
+                        tool_result_of,
+                        tokens: *tokens,
+                        json,
+                        created_at,
+                    }
+                },
+            ));
             row.keys.extend(request.key.iter().map(|key| GroupKey {
                 request: index,
                 key: &key.key,
                 fingerprint: hex::encode(&key.fingerprint),
-                first: offset,
-                last: offset + to_i64(request.exchange.messages.len()) - 1,
+                first_from_end,
+                last_from_end: first_from_end + 1 - to_i64(request.exchange.messages.len()),
             }));
         }
         row
