@@ -80,6 +80,16 @@ fn count_and_parse() {
     run("count_tokens_of_300_characters", || {
         black_box(tokens::count(black_box(&english)));
     });
+    // Merging the tokens of a long word pair by pair would need a hundred times as many.
+    let hostile: Vec<String> =
+        ["!", " ", "a", "😀", "7", "\n", "=", "\t", "é", "Aa", "'s", "\u{1}", "茶", "\\", "QUJDREVGR0h"]
+            .map(|part| part.repeat(20_000 / part.len()))
+            .into();
+    run("count_tokens_of_300_kb_without_words", || {
+        for text in &hostile {
+            black_box(tokens::count(black_box(text)));
+        }
+    });
     let content = RawValue::from_string(json!(text(1)).to_string()).expect("JSON");
     run("parse_text_message", || drop(black_box(Message::from_content(Role::User, black_box(&content)))));
     let mut messages = conversation(12).into_iter().map(|json| RawValue::from_string(json).expect("JSON"));

@@ -241,7 +241,7 @@ mod tests {
     fn large_texts_without_headings_are_unchanged() {
         for part in ["<", "<b", "<b>", "&", "&#", "#", "---\n", "<h2>\n", "x\n---\n"] {
             for start in ["# ", "<h2>"] {
-                let text = format!("{start}{}", part.repeat(500_000 / part.len()));
+                let text = format!("{start}{}", part.repeat(50_000 / part.len()));
                 assert_eq!(escape_headings(&text), text);
             }
         }

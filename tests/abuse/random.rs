@@ -1,4 +1,4 @@
-//! Random large requests of many clients with any scope, slow readers and disconnects. `scripts/abuse` runs them for minutes.
+//! Random large requests of many clients with any scope, slow readers and disconnects.
 
 use crate::service::{Bystander, Service};
 use crate::support::backend::Backend;
@@ -167,7 +167,7 @@ impl Attacker<'_> {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes; run by scripts/abuse"]
+#[ignore = "measures memory and shares; run by .ci/run and scripts/abuse"]
 async fn random_requests_of_many_clients_have_a_common_limit(backend: Backend) {
     let service = Service::start(backend, &[]).await;
     let bystander = Bystander::new(&service, "bystander").await;

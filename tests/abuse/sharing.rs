@@ -19,6 +19,7 @@ fn duration() -> Duration {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures memory and shares; run by .ci/run and scripts/abuse"]
 async fn large_requests_of_one_tenant_leave_others_their_share(backend: Backend) {
     let service = Service::start(backend, &[]).await;
     let attacker = service.tenant("attacker").await;
