@@ -423,7 +423,7 @@ async fn search_without_index_is_a_conflict() {
 #[tokio::test]
 async fn simultaneous_searches_of_new_messages_do_not_block_each_other(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
-    let text = "the ferry leaves at noon ".repeat(4000);
+    let text = "the ferry leaves at noon ".repeat(1000);
     app.record("s", &vec![json!({"role": "user", "content": text}); 10]).await;
     let searches = (0..16).map(|_| async { app.get("/search?q=ferry").await.ok(200) });
     for found in join_all(searches).await {

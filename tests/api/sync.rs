@@ -280,7 +280,7 @@ async fn sync_binds_a_session_without_a_user(backend: Backend) {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_of_many_pages_is_compared_to_its_end(backend: Backend) {
-    const MESSAGES: usize = 20_000;
+    const MESSAGES: usize = 5000;
     const LIMIT: Set<'static> = &[("limits.max_messages_per_exchange", "10")];
     let app = TestApp::start(&backend, LIMIT).await;
     let mut lines = String::new();

@@ -9,7 +9,7 @@ use crate::support::store_calls::{self, CALLS, Dialect};
 use precis::domain::search::analyzer::Analyzer;
 use precis::storage::{self, Store, StoreOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ const READS: &str = "\
     GROUP BY regexp_replace(t.relname, '_[0-9]+$', '')";
 
 const OTHER_CONNECTIONS: &str = "\
-    SELECT count(*) FROM pg_stat_activity
+    SELECT pid::text FROM pg_stat_activity
     WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
 
 pub(crate) const DIALECT: Dialect = Dialect {
@@ -75,6 +75,8 @@ struct Measured {
     backend: Backend,
     sql: Sql,
     size: i64,
+    /// Connections of stores that stay open.
+    open: BTreeSet<String>,
 }
 
 impl Measured {
@@ -82,7 +84,7 @@ impl Measured {
         let backend = Backend::postgres().await;
         let mut sql = Sql::on(&backend).await;
         sql.run(DISABLE_AUTOVACUUM).await;
-        Self { backend, sql, size }
+        Self { backend, sql, size, open: BTreeSet::new() }
     }
 
     async fn filled(size: i64) -> Self {
@@ -100,25 +102,25 @@ impl Measured {
     }
 
     async fn fill_and_analyze(mut self) -> Self {
-        self.fill(0).await;
+        self.fill().await;
         // Also moves the entries of the search index from its pending list.
-        self.run_aside(&["VACUUM ANALYZE", SCALE_STATISTICS], 0).await;
+        self.run_aside(&["VACUUM ANALYZE", SCALE_STATISTICS]).await;
         self
     }
 
-    async fn fill(&mut self, open_stores: usize) {
-        self.run_aside(&[&store_calls::fill(DIALECT, self.size)], open_stores).await;
+    async fn fill(&mut self) {
+        self.run_aside(&[&store_calls::fill(DIALECT, self.size)]).await;
     }
 
     /// Runs statements on a connection of their own: a connection adds its reads to the statistics up to a second later, or
     /// when it is closed.
-    async fn run_aside(&mut self, statements: &[&str], open_stores: usize) {
+    async fn run_aside(&mut self, statements: &[&str]) {
         let mut sql = Sql::on(&self.backend).await;
         for statement in statements {
             sql.run(statement).await;
         }
         drop(sql);
-        self.await_statistics(open_stores).await;
+        self.await_statistics().await;
     }
 
     async fn plan_cache_mode(&mut self, mode: &str) {
@@ -130,13 +132,13 @@ impl Measured {
         connect_once(&self.backend.url()).await
     }
 
-    /// Runs a call and closes the store, after which `open_stores` are left open. Returns the number of results and of the rows
+    /// Runs a call and closes the store. Returns the number of results and of the rows
     /// and blocks that the call read.
-    async fn run(&mut self, store: Arc<Store>, what: &str, open_stores: usize) -> Run {
+    async fn run(&mut self, store: Arc<Store>, what: &str) -> Run {
         let before = self.reads().await;
         let found = Box::pin(store_calls::call(&store, self.size, what)).await;
         store.close().await;
-        self.await_statistics(open_stores).await;
+        self.await_statistics().await;
         let mut reads = self.reads().await;
         for (table, reads) in &mut reads {
             *reads -= before[table];
@@ -150,15 +152,26 @@ impl Measured {
         rows.map(|(table, reads)| (table.to_owned(), reads.parse().unwrap())).collect()
     }
 
-    /// Waits until all connections but those of `open_stores` are closed, because their statistics are complete only then.
-    async fn await_statistics(&mut self, open_stores: usize) {
+    /// Waits until all connections except the open ones are closed, because their statistics are complete only then.
+    async fn await_statistics(&mut self) {
         let closed = async {
-            while self.sql.number(OTHER_CONNECTIONS).await > open_stores as i64 {
+            while !self.other_connections().await.is_subset(&self.open) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
         let closed = tokio::time::timeout(Duration::from_secs(20), closed).await;
         closed.expect("connections end when the store is closed");
+    }
+
+    /// Returns the connections of the stores that stay open from now on.
+    async fn keep_open(&mut self) -> BTreeSet<String> {
+        let opened = &self.other_connections().await - &self.open;
+        self.open.extend(opened.clone());
+        opened
+    }
+
+    async fn other_connections(&mut self) -> BTreeSet<String> {
+        self.sql.texts(OTHER_CONNECTIONS).await.into_iter().collect()
     }
 }
 
@@ -196,7 +209,7 @@ async fn assert_reads_do_not_grow(mut few: Measured, mut many: Measured) {
         many.plan_cache_mode(mode).await;
         for &(what, expected) in CALLS {
             let (of_few, of_many) = (few.connect().await, many.connect().await);
-            let (of_few, of_many) = (few.run(of_few, what, 0).await, many.run(of_many, what, 0).await);
+            let (of_few, of_many) = (few.run(of_few, what).await, many.run(of_many, what).await);
             assert_eq!((of_few.found, of_many.found), (expected, expected), "{what}");
             failures
                 .extend(growth(&of_few, &of_many).iter().map(|growth| format!("{what}, {mode}: {growth}")));
@@ -218,14 +231,16 @@ async fn reads_by_plans_for_empty_tables_on_postgres_do_not_grow() {
         for (what, _) in CALLS {
             let store = measured.connect().await;
             store_calls::call(&store, measured.size, what).await;
-            stores.push(store);
+            let opened = measured.keep_open().await;
+            stores.push((store, opened));
         }
-        measured.run_aside(&[EMPTY], stores.len()).await;
-        measured.fill(stores.len()).await;
-        measured.run_aside(&["SELECT flush_search_index()"], stores.len()).await;
+        measured.run_aside(&[EMPTY]).await;
+        measured.fill().await;
+        measured.run_aside(&["SELECT flush_search_index()"]).await;
         let mut of_calls = Vec::new();
-        for (&(what, _), open) in CALLS.iter().rev().zip((0..CALLS.len()).rev()) {
-            of_calls.push((what, measured.run(stores.pop().unwrap(), what, open).await));
+        for ((what, _), (store, opened)) in CALLS.iter().zip(stores) {
+            measured.open.retain(|connection| !opened.contains(connection));
+            of_calls.push((*what, measured.run(store, what).await));
         }
         runs.push(of_calls);
     }
@@ -287,10 +302,10 @@ async fn reads_on_postgres_grow_without_an_index() {
     let mut unnoticed = Vec::new();
     for (index, what) in NEEDED {
         for measured in [&mut few, &mut many] {
-            measured.run_aside(&[SHOW, &HIDE.replace("INDEX", index)], 0).await;
+            measured.run_aside(&[SHOW, &HIDE.replace("INDEX", index)]).await;
         }
         let (of_few, of_many) = (few.connect().await, many.connect().await);
-        let (of_few, of_many) = (few.run(of_few, what, 0).await, many.run(of_many, what, 0).await);
+        let (of_few, of_many) = (few.run(of_few, what).await, many.run(of_many, what).await);
         if growth(&of_few, &of_many).is_empty() {
             unnoticed.push(format!("{what} without {index}"));
         }
@@ -313,7 +328,7 @@ async fn statements_of_a_tenant_on_postgres_are_neither_compiled_nor_parallel() 
         $$";
     const PARALLEL: &str = " OR current_setting('max_parallel_workers_per_gather') <> '0'";
     let mut measured = Measured::filled(FEW).await;
-    measured.run_aside(&[REJECT_SETTINGS], 0).await;
+    measured.run_aside(&[REJECT_SETTINGS]).await;
     assert_eq!(measured.sql.texts("SHOW jit").await, ["on"]);
     assert_ne!(measured.sql.texts("SHOW max_parallel_workers_per_gather").await, ["0"]);
     let store = measured.connect().await;
@@ -321,8 +336,9 @@ async fn statements_of_a_tenant_on_postgres_are_neither_compiled_nor_parallel() 
         let expected = CALLS.iter().find(|(name, _)| *name == what).unwrap().1;
         assert_eq!(store_calls::call(&store, FEW, what).await, expected, "{what}");
     }
+    measured.keep_open().await;
     // Statements that write never run in parallel.
-    measured.run_aside(&[&REJECT_SETTINGS.replace(PARALLEL, "")], 1).await;
+    measured.run_aside(&[&REJECT_SETTINGS.replace(PARALLEL, "")]).await;
     assert_eq!(store_calls::call(&store, FEW, "append_exchange").await, 2);
 }
 
@@ -340,7 +356,7 @@ async fn exchanges_and_consolidations_on_postgres_update_no_index_of_sessions() 
         }
     }
     demo.store.close().await;
-    while sql.number(OTHER_CONNECTIONS).await > 0 {
+    while !sql.texts(OTHER_CONNECTIONS).await.is_empty() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let statistics = async |sql: &mut Sql, column| {

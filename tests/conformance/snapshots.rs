@@ -5,9 +5,11 @@ use crate::support::backend::Backend;
 use precis::domain::id::UserId;
 use precis::domain::tail::TailLimit;
 use precis::storage::{ContextSnapshot, SessionFilter};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use test_case::test_case;
+use tokio::sync::Semaphore;
 
 async fn load(conversation: &Conversation, user: &UserId, most: usize) -> ContextSnapshot {
     conversation.context(Some(user), TailLimit { messages: most, bytes: usize::MAX }).await
@@ -127,6 +129,9 @@ async fn pages_of_lists_end_at_their_size(backend: Backend) {
     }
 }
 
+const READERS: u32 = 3;
+const ROUNDS: usize = 60;
+
 /// One task writes and consolidates while others read; cursor, tail and counts must always be consistent.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
@@ -135,11 +140,12 @@ async fn snapshot_is_consistent_under_concurrent_writes(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["x", "y"]).await;
     let written = Arc::new(AtomicBool::new(false));
-    let readers: Vec<_> = (0..3)
+    let reads = Arc::new(Semaphore::new(0));
+    let readers: Vec<_> = (0..READERS)
         .map(|_| {
-            let (demo, written) = (demo.clone(), written.clone());
+            let (demo, written, reads) = (demo.clone(), written.clone(), reads.clone());
             tokio::spawn(async move {
-                let mut seen = std::collections::BTreeSet::new();
+                let mut seen = BTreeSet::new();
                 while !written.load(Ordering::Relaxed) {
                     let snapshot = load(&demo, &user_id("ada"), 1000).await;
                     let session = snapshot.session.as_ref().unwrap();
@@ -152,19 +158,25 @@ async fn snapshot_is_consistent_under_concurrent_writes(backend: Backend) {
                         if session.cursor == 0 { String::new() } else { session.cursor.to_string() }
                     );
                     seen.insert((session.cursor, session.last_seq));
+                    reads.add_permits(1);
                 }
-                seen.len()
+                seen
             })
         })
         .collect();
-    for round in 1..=60 {
+    for round in (1..).take(ROUNDS) {
+        // Of one more read than there are readers, one began after the previous round.
+        reads.forget_permits(usize::MAX);
+        reads.acquire_many(READERS + 1).await.unwrap().forget();
         demo.say(&["x", "y", "z"]).await;
         if round % 3 == 0 {
             demo.consolidate(round * 2, &(round * 2).to_string()).await;
         }
     }
     written.store(true, Ordering::Relaxed);
+    let mut seen = BTreeSet::new();
     for reader in readers {
-        assert!(reader.await.unwrap() > 1, "the reader saw nothing of it");
+        seen.extend(reader.await.unwrap());
     }
+    assert!(seen.len() >= ROUNDS, "{seen:?}");
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-const MESSAGES: u32 = 30_000;
+const MESSAGES: u32 = 15_000;
 
 pub(crate) async fn count(backend: &Backend, sql: &'static str) -> i64 {
     let mut connection = SqliteConnection::connect(&backend.url()).await.expect("connected");
