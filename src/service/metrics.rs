@@ -22,6 +22,7 @@ const CACHE_SESSIONS: &str = "precis_context_cache_sessions";
 const CONNECTIONS: &str = "precis_database_connections";
 const MAX_CONNECTIONS: &str = "precis_database_connections_max";
 const STORED_BYTES: &str = "precis_stored_bytes";
+const DUE_SESSIONS: &str = "precis_due_sessions";
 const RERANKINGS: &str = "precis_search_rerankings_total";
 const SESSIONS_EXPIRED: &str = "precis_retention_sessions_erased_total";
 const RETENTION_ERRORS: &str = "precis_retention_errors_total";
@@ -75,6 +76,8 @@ pub(super) struct ServiceMetrics {
     pub(super) retention_last_run: Gauge,
     /// The size of all messages, as of the last complete run of the retention worker of this replica.
     pub(super) stored_bytes: Gauge,
+    /// The sessions that were active lately and are due for consolidation, as of the same run.
+    pub(super) due_sessions: Gauge,
     pub(super) search_missing: Gauge,
     pub(super) search_rebuilding: Gauge,
 }
@@ -138,6 +141,10 @@ impl ServiceMetrics {
         describe_gauge!(CONNECTIONS, "Open database connections by state");
         describe_gauge!(MAX_CONNECTIONS, "Largest number of database connections");
         describe_gauge!(STORED_BYTES, Unit::Bytes, "Size of the messages of all tenants as JSON");
+        describe_gauge!(
+            DUE_SESSIONS,
+            "Sessions with exchanges in this or the previous hour that are due for consolidation"
+        );
         describe_counter!(RERANKINGS, "Searches with a pool for reranking, by outcome");
         describe_counter!(SESSIONS_EXPIRED, "Sessions erased because their retention had ended");
         describe_counter!(RETENTION_ERRORS, "Failed searches for expired sessions and failed erasures");
@@ -181,6 +188,7 @@ impl ServiceMetrics {
             retention_errors: counter!(RETENTION_ERRORS),
             retention_last_run: gauge!(RETENTION_LAST_RUN),
             stored_bytes: gauge!(STORED_BYTES),
+            due_sessions: gauge!(DUE_SESSIONS),
             search_missing: gauge!(SEARCH_MISSING),
             search_rebuilding: gauge!(SEARCH_REBUILDING),
         }

@@ -4,8 +4,9 @@
 //! from an index, and erases each expired session in a transaction of its own, which checks again that the session has expired.
 
 use super::leases::keep_lease;
+use super::metrics::ServiceMetrics;
 use super::{Error, MemoryService};
-use crate::domain::consolidation::LEASE_TTL;
+use crate::domain::consolidation::{LEASE_TTL, Policy};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::retention::{RetentionPeriod, RetentionPeriods, RetentionSource, hour};
@@ -118,6 +119,23 @@ pub struct RetentionWorker {
     clock: ClockWatch,
 }
 
+/// Figures of all tenants.
+#[derive(Default)]
+struct Totals {
+    /// The size of all messages as JSON.
+    stored_bytes: i64,
+    /// The sessions with exchanges in this or the previous hour that are due for consolidation.
+    due_sessions: i64,
+}
+
+impl Totals {
+    #[expect(clippy::cast_precision_loss, reason = "a metric may be rounded")]
+    fn record(&self, metrics: &ServiceMetrics) {
+        metrics.stored_bytes.set(self.stored_bytes as f64);
+        metrics.due_sessions.set(self.due_sessions as f64);
+    }
+}
+
 /// The end of a run before its time.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
@@ -158,9 +176,8 @@ impl RetentionWorker {
         // Dropping the search closes its connection, and so rolls its statement back.
         let is_finished = tokio::select! {
             result = self.search() => match result {
-                Ok(stored_bytes) => {
-                    #[expect(clippy::cast_precision_loss, reason = "rounding does not matter")]
-                    service.metrics.stored_bytes.set(stored_bytes as f64);
+                Ok(totals) => {
+                    totals.record(&service.metrics);
                     true
                 }
                 Err(RunError::Clock) => false,
@@ -186,10 +203,10 @@ impl RetentionWorker {
         }
     }
 
-    /// Searches all tenants. Returns the size of their messages, in bytes.
-    async fn search(&mut self) -> Result<i64, RunError> {
+    /// Searches all tenants.
+    async fn search(&mut self) -> Result<Totals, RunError> {
         let service = self.service.clone();
-        let mut stored_bytes: i64 = 0;
+        let mut totals = Totals::default();
         let default = service.config.retention.default;
         // An erasure that has failed, for example on a full disk.
         service.store.remove_stale_imports().await?;
@@ -208,9 +225,13 @@ impl RetentionWorker {
                 self.erase_expired(&tenant, CandidateScope::Branches { until }).await?;
             }
             self.settle(&tenant).await?;
-            stored_bytes = stored_bytes.saturating_add(service.store.stored_bytes(&tenant).await?);
+            totals.stored_bytes =
+                totals.stored_bytes.saturating_add(service.store.stored_bytes(&tenant).await?);
+            let Policy { threshold, max_tail_tokens, .. } = service.config.policy;
+            let due = service.store.due_sessions(&tenant, hour(now) - 1, threshold, max_tail_tokens).await?;
+            totals.due_sessions += due;
         }
-        Ok(stored_bytes)
+        Ok(totals)
     }
 
     /// Settles the stored bytes of sessions that are no longer active, so that their sum stays cheap.

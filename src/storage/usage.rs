@@ -93,6 +93,27 @@ impl Store {
     }
 
     /// Returns the hour before which all sessions of a tenant are settled, or `None` if the tenant never had a session.
+    /// Returns the number of sessions of the tenant whose tail exceeds one of the limits of
+    /// [`Policy::exceeds_threshold`](crate::domain::consolidation::Policy::exceeds_threshold), among those that were active in the
+    /// hour `since` or later.
+    pub async fn due_sessions(
+        &self,
+        tenant: &TenantId,
+        since: i64,
+        threshold: i64,
+        max_tail_tokens: Option<i64>,
+    ) -> Result<i64, StoreError> {
+        /// The sessions come sorted from the index: see [`Store::sessions`].
+        const COUNT_DUE_SESSIONS: &str = "\
+            SELECT count(*) AS sessions FROM (
+                SELECT last_seq - cursor_seq AS tail_messages, tokens - cursor_tokens AS tail_tokens FROM sessions
+                WHERE tenant_id = $1 AND activity_hour >= $2 ORDER BY activity_hour DESC
+            ) AS recent WHERE tail_messages > $3 OR tail_tokens > $4";
+        let statement = self.statement(tenant, COUNT_DUE_SESSIONS).bind(since).bind(threshold);
+        let rows = statement.bind(max_tail_tokens.unwrap_or(i64::MAX)).read_all_in_index_order().await?;
+        Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.field("sessions")?)
+    }
+
     async fn settled_hour(&self, tenant: &TenantId) -> Result<Option<i64>, StoreError> {
         const SELECT_SETTLED_HOUR: &str = "SELECT settled_hour FROM tenants WHERE tenant_id = $1";
         let row = self.statement(tenant, SELECT_SETTLED_HOUR).read().await?;

@@ -166,3 +166,28 @@ async fn branches_are_erased_by_the_setting(backend: Backend) {
     until_gone(&app, branch).await;
     assert_eq!(app.get("/sessions/s").await["last_seq"], 2);
 }
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn due_sessions_of_all_tenants_are_a_metric(backend: Backend) {
+    let set = [
+        ("retention.interval", "100ms"),
+        ("consolidation.threshold", "4"),
+        ("consolidation.keep_recent", "2"),
+    ];
+    let app = TestApp::start(&backend, &set).await;
+    let until = async |due: &str| {
+        let (begun, line) = (Instant::now(), format!("precis_due_sessions {due}"));
+        while app.get("/metrics").await.text.lines().all(|found| found != line) {
+            assert!(begun.elapsed() < PATIENCE, "the metric is not {due}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    for (session, turns) in [("short", 2), ("long", 3), ("longer", 4)] {
+        app.record_turns(session, 0..turns).await;
+    }
+    until("2").await;
+    app.post("/sessions/long/consolidations", "").await.ok(201);
+    until("1").await;
+}

@@ -3,14 +3,29 @@
 use crate::conversation::{Conversation, exchange_of, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
+use precis::domain::consolidation::Policy;
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::message::{Message, Role};
 use precis::domain::retention::hour;
-use precis::domain::session::Summary;
+use precis::domain::session::{Session, Summary};
 use precis::storage::{ImportOutcome, RowBatch};
+use std::time::Duration;
 use test_case::test_case;
 use time::macros::datetime;
 use tokio::sync::mpsc;
+
+/// Its limits of the tail are set by the test.
+const POLICY: Policy = Policy {
+    threshold: 0,
+    max_tail_tokens: None,
+    keep_recent: 2,
+    summary_word_limit: 100,
+    summary_sentences: 5,
+    max_history_messages: 100,
+    max_context_bytes: 1 << 20,
+    retry_initial: Duration::from_secs(1),
+    retry_max: Duration::from_secs(1),
+};
 
 /// Settles all sessions whose activity is two hours old or older, in small steps.
 async fn settle(demo: &Conversation) {
@@ -208,4 +223,38 @@ async fn exchange_of_the_previous_version_on_postgres_is_counted() {
     assert_eq!(demo.session("a").state().await.stored_bytes, 2 * (7 + 8));
     assert_eq!(demo.session("b").state().await.stored_bytes, 2 * 2);
     check(&demo, &mut sql, "the previous version").await;
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn due_sessions_are_counted_by_the_rule(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    demo.tenant("other").say(&["a"; 30]).await;
+    let mut sessions = Vec::new();
+    for messages in 1..=8 {
+        let session = demo.session(&format!("s{messages}"));
+        session.say(&vec!["hello"; messages]).await;
+        if messages > 6 {
+            session.consolidate(3, "They greet each other.").await;
+        }
+        sessions.push(session.state().await);
+    }
+    let tokens = sessions[3].tail_tokens();
+    let hour = hour(sessions[0].updated_at);
+    let (store, tenant) = (&demo.store, &demo.tenant);
+    for threshold in [0, 3, 4, 5, 6, 9] {
+        for max_tail_tokens in [None, Some(0), Some(tokens - 1), Some(tokens), Some(tokens + 1)] {
+            let policy = Policy { threshold, max_tail_tokens, ..POLICY };
+            let is_due =
+                |session: &&Session| policy.exceeds_threshold(session.tail_len(), session.tail_tokens());
+            let expected = sessions.iter().filter(is_due).count();
+            let due = store.due_sessions(tenant, hour, threshold, max_tail_tokens).await.unwrap();
+            assert_eq!(due, i64::try_from(expected).unwrap(), "{threshold} {max_tail_tokens:?}");
+        }
+    }
+    age(&demo, &mut sql, 2).await;
+    assert_eq!(store.due_sessions(tenant, hour - 1, 0, None).await.unwrap(), 0);
+    assert_eq!(store.due_sessions(tenant, hour - 2, 0, None).await.unwrap(), 8);
 }

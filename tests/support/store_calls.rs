@@ -95,6 +95,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("redact_message", 2),
     ("redactions", 0),
     ("stored_bytes", 1),
+    ("due_sessions", 1),
     ("settle_sessions", 1),
     ("lookup_terms", 20),
     ("lookup_terms of a session", 20),
@@ -332,6 +333,7 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
         | "retention_candidates"
         | "erase_expired_session"
         | "stored_bytes"
+        | "due_sessions"
         | "settle_sessions"
         | "take_worker_lease" => calls.retention(what).await,
         "fork_session" | "fork_and_append" | "rewind_session" => calls.fork(what).await,
@@ -654,7 +656,10 @@ impl Calls<'_> {
                 assert!(store.session_retention(&aged, &idle).await.unwrap().is_none(), "it has no exchange");
                 usize::from(erased)
             }
-            // Both read the sessions that were active in the last hours.
+            // These read the sessions that were active in the last hours.
+            "due_sessions" => {
+                usize::from(store.due_sessions(&aged, last_hour, 20, Some(1000)).await.unwrap() >= 0)
+            }
             "stored_bytes" => usize::from(store.stored_bytes(&aged).await.unwrap() >= 0),
             "settle_sessions" => {
                 let expired = session(&format!("settled{}", unused_number()));
