@@ -254,6 +254,13 @@ fn examine_facts(facts: &storage::DatabaseFacts, examination: &mut Examination) 
                     role for precis";
         examination.add(Severity::Problem, "role", text);
     }
+    if let Some(table) = &facts.unprotected_table {
+        let text = format!(
+            "row-level security of the table {table} is disabled, so it does not separate tenants: run `ALTER TABLE {table} \
+             ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`"
+        );
+        examination.add(Severity::Problem, "database", text);
+    }
     if facts.is_public_file {
         let text = "other users of this machine can read the file: run `chmod 600` on it";
         examination.add(Severity::Warning, "database", text);

@@ -58,9 +58,15 @@ impl Traces {
     /// Starts the export that the environment configures; `None` without an endpoint. The error names the variable. Must be called
     /// in the runtime.
     pub fn from_environment() -> Result<Option<Self>, String> {
+        let exporter = variable("OTEL_TRACES_EXPORTER");
         let is_disabled = variable("OTEL_SDK_DISABLED")
             .is_some_and(|value| value.eq_ignore_ascii_case("true"))
-            || variable("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
+            || exporter.as_ref().is_some_and(|value| value == "none");
+        if let Some(exporter) = exporter.filter(|exporter| !is_disabled && exporter != "otlp") {
+            return Err(format!(
+                "OTEL_TRACES_EXPORTER: {exporter:?} is not supported: leave it out, or write \"otlp\" or \"none\""
+            ));
+        }
         if is_disabled || first(ENDPOINTS).is_none() {
             return Ok(None);
         }

@@ -16,6 +16,8 @@ pub struct DatabaseFacts {
     pub time: OffsetDateTime,
     /// On Postgres, row-level security does not apply to the role.
     pub bypasses_row_security: bool,
+    /// On Postgres, the name of a table whose row-level security was disabled.
+    pub unprotected_table: Option<String>,
     /// Other users of the machine can read the SQLite file.
     pub is_public_file: bool,
     /// The role can create the tables of a new database, or owns those of an existing one.
@@ -60,13 +62,24 @@ pub fn explain(url: &str, error: &StoreError) -> Option<String> {
 pub fn missing_file(url: &str) -> Option<PathBuf> {
     let options =
         Some(url).filter(|url| url.starts_with("sqlite:")).and_then(|url| connect_options(url).ok())?;
-    let path = absolute(options.get_filename()).ok()?;
+    let path = follow_links(absolute(options.get_filename()).ok()?);
     matches!(path.try_exists(), Ok(false)).then_some(path)
+}
+
+/// Returns the file at the end of symbolic links, which need not exist.
+fn follow_links(mut path: PathBuf) -> PathBuf {
+    /// The limit of Linux.
+    const MAX_LINKS: usize = 40;
+    for _ in 0..MAX_LINKS {
+        let Ok(target) = path.read_link() else { break };
+        path = path.parent().unwrap_or(Path::new("/")).join(target);
+    }
+    path
 }
 
 fn explain_sqlite(url: &str, error: &sqlx::Error) -> Option<String> {
     let options = connect_options(url).ok()?;
-    let path = absolute(options.get_filename()).ok()?;
+    let path = follow_links(absolute(options.get_filename()).ok()?);
     let (file, user) = (path.display(), rustix::process::geteuid().as_raw());
     let locked = || {
         format!(

@@ -155,12 +155,19 @@ impl Postgres {
                 FROM pg_tables WHERE schemaname = current_schema()
             ) AS tables"
         );
+        /// The owner of a table bypasses its policies unless they are forced.
+        const SELECT_UNPROTECTED_TABLE: &str = "\
+            SELECT min(relname::text) FROM pg_class AS c
+            WHERE relnamespace = to_regnamespace(current_schema()) AND EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
+                AND NOT (relrowsecurity AND (relforcerowsecurity OR NOT pg_has_role(relowner, 'USAGE')))";
         self.probe_connection().await.map_err(StoreError::Unavailable)?;
         let row = sqlx::query(SELECT_FACTS).fetch_one(&self.pool).await?;
+        let unprotected_table = sqlx::query_scalar(SELECT_UNPROTECTED_TABLE).fetch_one(&self.pool).await?;
         let tables = sqlx::query(SELECT_TABLES).fetch_one(&self.pool).await?;
         Ok(DatabaseFacts {
             time: row.try_get("now")?,
             bypasses_row_security: row.try_get("bypasses")?,
+            unprotected_table,
             is_public_file: false,
             can_migrate: tables.try_get("can_migrate")?,
             foreign_table: tables.try_get("foreign_table")?,

@@ -212,6 +212,7 @@ impl Sqlite {
         Ok(DatabaseFacts {
             time: now(),
             bypasses_row_security: false,
+            unprotected_table: None,
             is_public_file,
             can_migrate: true,
             foreign_table: tables.try_get("foreign_table")?,

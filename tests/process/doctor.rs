@@ -8,7 +8,7 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection};
 use std::fs::{self, Permissions};
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 /// Runs the examination. Asserts that its exit status fits, and returns the lines that are not `ok`.
 async fn found(precis: Precis) -> Vec<String> {
@@ -118,6 +118,8 @@ async fn broken_sqlite_files_are_found() {
     let problem = ["PROBLEM", "database"];
     assert_finds(on("absent/precis.db"), problem, "absent does not exist: create it").await;
     assert_finds(on(""), problem, "is a folder: name a file in it").await;
+    symlink(path("absent/precis.db"), path("link.db")).expect("linked");
+    assert_finds(on("link.db"), problem, "absent does not exist: create it").await;
     fs::write(path("text.db"), "a text of more than a hundred bytes".repeat(9)).expect("written");
     assert_finds(on("text.db"), problem, "is no SQLite database").await;
 
@@ -173,6 +175,14 @@ async fn broken_postgres_setups_are_found() {
     let not_granted = "can't read or write the table consolidation_records";
     assert_finds(on(&database.url()), problem, not_granted).await;
     admin.execute("GRANT INSERT, UPDATE, DELETE ON consolidation_records TO PUBLIC").await.expect("granted");
+    assert_eq!(found(on(&database.url())).await, [""; 0]);
+    for change in ["DISABLE", "NO FORCE"] {
+        let change = format!("ALTER TABLE messages {change} ROW LEVEL SECURITY");
+        admin.execute(sqlx::AssertSqlSafe(change)).await.expect("changed");
+        assert_finds(on(&database.url()), problem, "row-level security of the table messages").await;
+        let restore = "ALTER TABLE messages ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";
+        admin.execute(restore).await.expect("changed");
+    }
     assert_eq!(found(on(&database.url())).await, [""; 0]);
 
     let name: String =

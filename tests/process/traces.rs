@@ -263,6 +263,7 @@ async fn traces_are_off_by_default_and_invalid_variables_are_named() {
     for (name, value) in [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
         ("OTEL_TRACES_SAMPLER", "traceid_ratio"),
         ("OTEL_TRACES_SAMPLER_ARG", "10%"),
     ] {
