@@ -87,3 +87,24 @@ async fn large_responses_have_a_common_limit(backend: Backend) {
     drop(idle);
     same_key.post("/sessions/images/context", "{}").await.ok(200);
 }
+
+/// The text of an exchange is in memory several times while it is stored.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures memory and shares; run by .ci/run and scripts/abuse"]
+async fn exchanges_of_many_messages_have_a_common_limit(backend: Backend) {
+    let service = Service::start(backend, &[]).await;
+    let attacker = service.tenant("attacker").await;
+    let message = json!({"role": "user", "content": "word ".repeat(500)}).to_string();
+    let body = format!(r#"{{"messages":[{}]}}"#, vec![&*message; 10_000].join(","));
+    let request = async move |client| {
+        let path = format!("/sessions/s{client}/exchanges");
+        let request = attacker.request("POST".parse().expect("a method"), &path);
+        request.json(&body).unchecked().await.map_or(0, |response| response.status().as_u16())
+    };
+    let statuses = flood(4, Duration::from_secs(2), request).await;
+    println!("{statuses:?}, peak {} MB", service.peak_memory());
+    assert!(statuses.iter().any(|(status, _)| *status == 201), "{statuses:?}");
+    assert!(service.peak_memory() < MAX_MEMORY, "{} MB", service.peak_memory());
+}

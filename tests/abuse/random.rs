@@ -63,10 +63,12 @@ impl Attacker<'_> {
         let get = |path: &str| (Method::GET, format!("{session}{path}"), String::new());
         let (what, (method, path, body)) = match self.random.u8(..14) {
             0..=2 => {
-                let count = 1 + self.random.usize(..4);
+                // A few large messages, or up to ten thousand small ones.
+                let count =
+                    if self.random.bool() { self.random.usize(1..5) } else { self.random.usize(1..10_000) };
                 let mut messages = String::new();
                 for _ in 0..count {
-                    let text = text(&mut self.random, 7 << 20);
+                    let text = text(&mut self.random, (28 << 20) / count.max(4));
                     let _ = write!(messages, r#"{{"role":"user","content":"{text}"}},"#);
                 }
                 self.stored += messages.len();

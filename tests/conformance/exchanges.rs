@@ -243,6 +243,39 @@ async fn large_exchanges_are_stored(backend: Backend) {
     assert!(history.iter().map(|stored| stored.seq).eq(1..=1002));
 }
 
+/// SQLite appends a part of the messages at once, and the others by themselves.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_exchange_is_stored_in_order(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let size = |number: usize| 1 + number * 7919 % 9000 + if number.is_multiple_of(50) { 70_000 } else { 0 };
+    let texts: Vec<_> = (0..400).map(|number| format!("{number} {}", "x".repeat(size(number)))).collect();
+    assert!(texts.iter().map(String::len).sum::<usize>() > 2 << 20);
+    let given = |number: usize| {
+        let days = i64::try_from(number).unwrap();
+        number.is_multiple_of(3).then(|| OffsetDateTime::UNIX_EPOCH + time::Duration::days(days))
+    };
+    let exchange = Exchange {
+        message_times: (0..texts.len()).map(given).collect(),
+        ..exchange(&texts.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let key = key("long", &exchange);
+    let (before, long, after) =
+        tokio::join!(demo.say(&["a"; 2]), demo.append(&exchange, Some(&key)), demo.say(&["b"; 2]));
+    let long = recorded(long);
+    assert_eq!((long.last_seq - long.first_seq + 1, before.replayed, after.replayed), (400, false, false));
+    let history = demo.history().await;
+    assert!(history.iter().map(|stored| stored.seq).eq(1..=404));
+    let stored = history.iter().skip_while(|stored| stored.seq < long.first_seq);
+    for ((number, (message, _)), stored) in exchange.messages.iter().enumerate().zip(stored) {
+        assert_eq!(stored.json, message.json(), "{number}");
+        assert_eq!(stored.created_at, given(number).unwrap_or(long.created_at), "{number}");
+    }
+    let again = recorded(demo.append(&exchange, Some(&key)).await);
+    assert_eq!((again.first_seq, again.last_seq, again.replayed), (long.first_seq, long.last_seq, true));
+}
+
 /// Each exchange is small enough for a batch, and together they are larger than what SQLite appends at once.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]

@@ -5,6 +5,7 @@
 
 use super::{micros, now};
 use crate::domain::exchange::PersistedExchange;
+use crate::domain::message::Message;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::Batcher;
 use crate::storage::rows::tool_columns;
@@ -13,6 +14,7 @@ use crate::storage::values::{to_i64, user_from_column};
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use serde::Serialize;
 use sqlx::{SqliteConnection, SqlitePool};
+use time::OffsetDateTime;
 
 /// Reads the keys of the groups that are known. `$1` is a list of [`Group`]s.
 const SELECT_IDEMPOTENCY_KEYS: &str = "\
@@ -77,7 +79,7 @@ pub(super) const APPEND_GROUPS: &str = concat!(
         m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
         coalesce(m.value ->> 'created_at', s.updated_at) ",
     from_groups!(),
-    " CROSS JOIN jsonb_each(g.value, '$.messages') AS m WHERE m.value ->> 'json' IS NOT NULL;
+    " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
 
     SELECT g.key AS place, s.last_seq, s.updated_at, s.incarnation, s.user_id ",
     from_groups!()
@@ -102,13 +104,13 @@ pub(super) const APPEND_KEYS: &str = concat!(
 const KEY_RETENTION: time::Duration = time::Duration::hours(24);
 
 /// Bytes of messages that are appended at once. Encoding more would delay other tasks. The remaining exchanges of a batch follow
-/// in the same transaction.
+/// in the same transaction, and so do the remaining messages of a group, each by itself.
 const MAX_BYTES: usize = 1024 * 1024;
 
 /// Larger messages are inserted by themselves: the database copies the parameter of a batch about twenty times.
 const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
 
-const INSERT_LARGE_MESSAGE: &str = "\
+const INSERT_MESSAGE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
@@ -136,8 +138,7 @@ struct GroupMessage<'r> {
     tool_call_ids: Option<String>,
     tool_result_of: Option<String>,
     tokens: i64,
-    /// `None` if the message is inserted by itself.
-    json: Option<&'r str>,
+    json: &'r str,
     /// Microseconds since 1970, if the client gave the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     created_at: Option<i64>,
@@ -167,27 +168,23 @@ impl<'r> Group<'r> {
             messages: Vec::new(),
             keys: Vec::new(),
         };
+        let batched = messages(requests, group).filter(|message| message.is_batched);
+        row.messages.extend(batched.map(
+            |PlacedMessage { position, message, tokens, created_at, .. }| {
+                let (tool_call_ids, tool_result_of) = tool_columns(message);
+                GroupMessage {
+                    from_end: group.messages - 1 - position,
+                    role: message.role().as_str(),
+                    tool_call_ids,
+                    tool_result_of,
+                    tokens,
+                    json: message.json(),
+                    created_at: created_at.map(micros),
+                }
+            },
+        ));
         for (index, request, offset) in group.exchanges(requests) {
-            let mut times = request.exchange.given_times();
             let first_from_end = group.messages - 1 - offset;
-            row.messages.extend((0..).zip(&request.exchange.messages).map(
-                |(position, (message, tokens))| {
-                    let (tool_call_ids, tool_result_of) = tool_columns(message);
-                    let (role, json) = (message.role().as_str(), message.json());
-                    let created_at = times.next().flatten().map(micros);
-                    let json = (json.len() <= LARGE_MESSAGE_BYTES).then_some(json);
-                    let from_end = first_from_end - position;
-                    GroupMessage {
-                        from_end,
-                        role,
-                        tool_call_ids,
-                        tool_result_of,
-                        tokens: *tokens,
-                        json,
-                        created_at,
-                    }
-                },
-            ));
             row.keys.extend(request.key.iter().map(|key| GroupKey {
                 request: index,
                 key: &key.key,
@@ -198,6 +195,38 @@ impl<'r> Group<'r> {
         }
         row
     }
+}
+
+/// A message of a [`SessionGroup`].
+struct PlacedMessage<'r> {
+    /// The position in the group, from 0.
+    position: i64,
+    message: &'r Message,
+    tokens: i64,
+    /// The time that the client gave.
+    created_at: Option<OffsetDateTime>,
+    /// `false` if the message is inserted by itself.
+    is_batched: bool,
+}
+
+/// Returns the messages of a group, in order.
+fn messages<'r>(
+    requests: &'r [AppendRequest],
+    group: &SessionGroup<'r>,
+) -> impl Iterator<Item = PlacedMessage<'r>> {
+    let placed = group.exchanges(requests).flat_map(|(_, request, offset)| {
+        let mut times = request.exchange.given_times();
+        (offset..)
+            .zip(&request.exchange.messages)
+            .map(move |(position, (message, tokens))| (position, message, *tokens, times.next().flatten()))
+    });
+    let mut bytes = 0;
+    placed.map(move |(position, message, tokens, created_at)| {
+        let size = message.json().len();
+        let is_batched = size <= LARGE_MESSAGE_BYTES && bytes + size <= MAX_BYTES;
+        bytes += if is_batched { size } else { 0 };
+        PlacedMessage { position, message, tokens, created_at, is_batched }
+    })
 }
 
 /// Returns the batcher of the connection that writes.
@@ -307,7 +336,7 @@ async fn append_groups(
     }
     for (group, appended) in groups.iter().zip(&of_groups) {
         if let Some(appended) = appended {
-            insert_large_messages(transaction, requests, group, appended).await?;
+            insert_separate_messages(transaction, requests, group, appended).await?;
         }
     }
     if has_keys {
@@ -321,25 +350,20 @@ async fn append_groups(
 }
 
 /// Inserts the messages of a group that are not part of its batch.
-async fn insert_large_messages(
+async fn insert_separate_messages(
     transaction: &mut SqliteConnection,
     requests: &[AppendRequest],
     group: &SessionGroup<'_>,
     appended: &PersistedExchange,
 ) -> Result<(), StoreError> {
-    for (_, request, offset) in group.exchanges(requests) {
-        let mut times = request.exchange.given_times();
-        for (seq, (message, tokens)) in (appended.first_seq + offset..).zip(&request.exchange.messages) {
-            let created_at = times.next().flatten().unwrap_or(appended.created_at);
-            if message.json().len() <= LARGE_MESSAGE_BYTES {
-                continue;
-            }
-            let (tool_call_ids, tool_result_of) = tool_columns(message);
-            let insert = sqlx::query(INSERT_LARGE_MESSAGE).bind(group.tenant).bind(group.session).bind(seq);
-            let insert = insert.bind(message.role().as_str()).bind(tool_call_ids).bind(tool_result_of);
-            let insert = insert.bind(*tokens).bind(message.json()).bind(micros(created_at));
-            insert.execute(&mut *transaction).await?;
-        }
+    let separate = messages(requests, group).filter(|message| !message.is_batched);
+    for PlacedMessage { position, message, tokens, created_at, .. } in separate {
+        let (seq, created_at) = (appended.first_seq + position, created_at.unwrap_or(appended.created_at));
+        let (tool_call_ids, tool_result_of) = tool_columns(message);
+        let insert = sqlx::query(INSERT_MESSAGE).bind(group.tenant).bind(group.session).bind(seq);
+        let insert = insert.bind(message.role().as_str()).bind(tool_call_ids).bind(tool_result_of);
+        let insert = insert.bind(tokens).bind(message.json()).bind(micros(created_at));
+        insert.execute(&mut *transaction).await?;
     }
     Ok(())
 }
