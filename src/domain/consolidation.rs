@@ -94,7 +94,7 @@ impl Policy {
     }
 
     /// **The rule**: consolidation is due if the tail has more than `threshold` messages or more than `max_tail_tokens`
-    /// tokens.
+    /// tokens. `Store::due_sessions` repeats it in SQL for the metric, and `due_sessions_are_counted_by_the_rule` compares both.
     pub fn exceeds_threshold(&self, tail_len: i64, tail_tokens: i64) -> bool {
         tail_len > self.threshold || self.max_tail_tokens.is_some_and(|max| tail_tokens > max)
     }
