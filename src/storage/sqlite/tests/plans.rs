@@ -134,7 +134,7 @@ async fn steps_on_sqlite_grow_without_an_index() {
 }
 
 /// A statement that reads a group of messages for each of its messages copies it each time: an exchange of 10,000 messages took
-/// 20 seconds. Such copies are not steps.
+/// 16 seconds. Such copies are not steps.
 #[tokio::test]
 async fn lists_within_groups_are_read_without_copies_of_the_group() {
     let store = Measured::filled(FEW).await;
