@@ -92,10 +92,8 @@ impl Store {
         Ok(last)
     }
 
-    /// Returns the hour before which all sessions of a tenant are settled, or `None` if the tenant never had a session.
-    /// Returns the number of sessions of the tenant whose tail exceeds one of the limits of
-    /// [`Policy::exceeds_threshold`](crate::domain::consolidation::Policy::exceeds_threshold), among those that were active in the
-    /// hour `since` or later.
+    /// Returns the number of sessions of the tenant that were active in the hour `since` or later, and whose tail has more than
+    /// `threshold` messages or more than `max_tail_tokens` tokens. `Policy::exceeds_threshold` is the same rule.
     pub async fn due_sessions(
         &self,
         tenant: &TenantId,
@@ -114,6 +112,7 @@ impl Store {
         Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.field("sessions")?)
     }
 
+    /// Returns the hour before which all sessions of a tenant are settled, or `None` if the tenant never had a session.
     async fn settled_hour(&self, tenant: &TenantId) -> Result<Option<i64>, StoreError> {
         const SELECT_SETTLED_HOUR: &str = "SELECT settled_hour FROM tenants WHERE tenant_id = $1";
         let row = self.statement(tenant, SELECT_SETTLED_HOUR).read().await?;
