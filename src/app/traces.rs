@@ -58,16 +58,19 @@ impl Traces {
     /// Starts the export that the environment configures; `None` without an endpoint. The error names the variable. Must be called
     /// in the runtime.
     pub fn from_environment() -> Result<Option<Self>, String> {
-        let exporter = variable("OTEL_TRACES_EXPORTER");
-        let is_disabled = variable("OTEL_SDK_DISABLED")
-            .is_some_and(|value| value.eq_ignore_ascii_case("true"))
-            || exporter.as_ref().is_some_and(|value| value == "none");
-        if let Some(exporter) = exporter.filter(|exporter| !is_disabled && exporter != "otlp") {
-            return Err(format!(
-                "OTEL_TRACES_EXPORTER: {exporter:?} is not supported: leave it out, or write \"otlp\" or \"none\""
-            ));
+        if variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+            return Ok(None);
         }
-        if is_disabled || first(ENDPOINTS).is_none() {
+        match variable("OTEL_TRACES_EXPORTER").as_deref() {
+            None | Some("otlp") => {}
+            Some("none") => return Ok(None),
+            Some(exporter) => {
+                return Err(format!(
+                    "OTEL_TRACES_EXPORTER: {exporter:?} is not supported: leave it out, or write \"otlp\" or \"none\""
+                ));
+            }
+        }
+        if first(ENDPOINTS).is_none() {
             return Ok(None);
         }
         if let Some((name, protocol)) = first(PROTOCOLS).filter(|(_, protocol)| protocol != PROTOCOL) {
