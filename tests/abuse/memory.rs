@@ -100,8 +100,7 @@ async fn exchanges_of_many_messages_have_a_common_limit(backend: Backend) {
     let body = format!(r#"{{"messages":[{}]}}"#, vec![&*message; 10_000].join(","));
     let request = async move |client| {
         let path = format!("/sessions/s{client}/exchanges");
-        let request = attacker.request("POST".parse().expect("a method"), &path);
-        request.json(&body).unchecked().await.map_or(0, |response| response.status().as_u16())
+        attacker.post(&path, &body).unchecked().await.map_or(0, |response| response.status().as_u16())
     };
     let statuses = flood(4, Duration::from_secs(2), request).await;
     println!("{statuses:?}, peak {} MB", service.peak_memory());
