@@ -12,6 +12,7 @@ mod append;
 mod backup;
 mod batch;
 mod consolidations;
+mod contexts;
 mod diagnosis;
 mod erasures;
 mod error;
@@ -37,6 +38,7 @@ mod values;
 pub use api_keys::{NewApiKey, StoredApiKey};
 pub use backup::copy_sqlite;
 pub use consolidations::{LeaseCondition, NewRevision};
+pub use contexts::{ContextSnapshot, LoadedContext, SMALL_TAIL_BYTES};
 pub use diagnosis::{DatabaseFacts, explain, missing_file};
 pub use error::StoreError;
 pub use forks::{ForkAppendOutcome, ForkOutcome, RewindOutcome};
@@ -46,9 +48,8 @@ pub use migrations::SchemaVersions;
 pub use redactions::RedactionOutcome;
 pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};
 pub use store::{
-    AppendOutcome, AppendRequest, ContextSnapshot, LoadedContext, MemoryVersion, MessagePage, MessageQuery,
-    MessageRange, Page, SMALL_TAIL_BYTES, SessionFilter, SessionHead, SessionOwner, SessionPosition, Store,
-    StoredMessage,
+    AppendOutcome, AppendRequest, MemoryVersion, MessagePage, MessageQuery, MessageRange, Page,
+    SessionFilter, SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,
 };
 
 /// The connections of a store.

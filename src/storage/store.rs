@@ -9,27 +9,20 @@
 
 use super::heads::HeadRequest;
 use super::index_hints::ExchangeLexemes;
-use super::pool::retry_on_disconnect;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
 use super::sqlite::{self, Sqlite};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
-use super::values::{DbTime, to_i64, user_column, user_from_column};
-use super::{ConnectionCounts, DatabaseFacts, SchemaVersions, StoreError, migrations};
-use crate::blocking;
+use super::values::{DbTime, to_i64, user_from_column};
+use super::{ConnectionCounts, DatabaseFacts, SMALL_TAIL_BYTES, SchemaVersions, StoreError, migrations};
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::memory::MemoryDocument;
-use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::session::{ConsolidationState, Session};
-use crate::domain::tail::{Tail, TailLimit};
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
 use uuid::Uuid;
-
-/// Largest size of a tail, or of a part of it, that is read without knowing its size before.
-pub const SMALL_TAIL_BYTES: usize = 512 * 1024;
 
 /// The database behind the service.
 #[derive(Debug)]
@@ -66,72 +59,6 @@ macro_rules! dispatch {
             Self::Postgres(database) => Box::pin(database.$method($($argument),*)).await,
             Self::Sqlite(database) => Box::pin(database.$method($($argument),*)).await,
         }
-    };
-}
-
-/// Selects the inputs of a context: `$message` is the text of a message, and `$after` the message before the first one.
-///
-/// A single statement reads a consistent snapshot. The user and the bounds of the tail are scalar subqueries, which are
-/// evaluated before the index is used; with joins, the database read all documents and the whole history. The upper bound
-/// excludes nothing, but tells the planner that the range is short: it would expect a third of the history. The first row,
-/// with `seq` 0, holds session and memory document, the others a message each. They are rows because building JSON or arrays
-/// in the database halves its capacity.
-macro_rules! select_context_on_postgres {
-    ($message:expr, $after:expr) => {
-        concat!(
-            "WITH session AS MATERIALIZED (
-                SELECT ",
-            session_columns!(),
-            " FROM sessions WHERE tenant_id = $1 AND session_id = $2
-            )
-            SELECT now() AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
-                d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
-                d.created_at AS memory_created_at, 0::bigint AS seq, 0::bigint AS message_tokens, '' AS message, '' AS role,
-                NULL::text AS tool_call_ids, NULL::text AS tool_result_of, 0::bigint AS bytes, false AS is_redacted
-            FROM (SELECT 1) AS always LEFT JOIN session ON true
-                LEFT JOIN memories AS d
-                    ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
-            UNION ALL
-            SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                m.seq, m.tokens, ",
-            $message,
-            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message)::bigint, m.redaction IS NOT NULL
-            FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
-                AND m.seq > ",
-            $after,
-            " AND m.seq <= (SELECT last_seq FROM session)"
-        )
-    };
-}
-
-/// Selects the same as [`select_context_on_postgres`].
-macro_rules! select_context_on_sqlite {
-    ($message:expr, $after:expr) => {
-        concat!(
-            "WITH session AS MATERIALIZED (
-                SELECT ",
-            session_columns!(),
-            " FROM sessions WHERE tenant_id = $1 AND session_id = $2
-            )
-            SELECT $6 AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
-                d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
-                d.created_at AS memory_created_at, 0 AS seq, 0 AS message_tokens, '' AS message, '' AS role,
-                NULL AS tool_call_ids, NULL AS tool_result_of, 0 AS bytes, 0 AS is_redacted
-            FROM (SELECT 1) AS always LEFT JOIN session ON true
-                LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
-            UNION ALL
-            SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                m.seq, m.tokens, ",
-            $message,
-            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message), m.redaction IS NOT NULL
-            FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
-                AND m.seq > ",
-            $after,
-            // A session that is being imported has messages after its last one.
-            " AND m.seq <= (SELECT last_seq FROM session)"
-        )
     };
 }
 
@@ -206,34 +133,6 @@ pub(super) fn decode_page<T>(
     Ok(Page { has_more: to_i64(items.len()) < found, items })
 }
 
-/// Decodes the rows of [`Store::load_context`].
-fn context_snapshot(rows: Vec<AnyRow>) -> Result<ContextSnapshot, StoreError> {
-    let mut tail = Vec::with_capacity(rows.len());
-    let mut first_row = None;
-    // Each row is dropped once it is decoded, so that large texts are in memory once.
-    for row in rows {
-        if row.field::<i64>("seq")? == 0 {
-            first_row = Some(row);
-        } else {
-            tail.push(rows::context_message(&row)?);
-        }
-    }
-    tail.sort_unstable_by_key(|message| message.seq);
-    let row = &first_row.ok_or(sqlx::Error::RowNotFound)?;
-    let has_session = row.field::<Option<&str>>("session_id")?.is_some();
-    let has_memory = row.field::<Option<i64>>("memory_version")?.is_some();
-    let last_seq = row.field::<Option<i64>>("last_seq")?.unwrap_or(0);
-    let first_seq = tail.first().map_or(last_seq + 1, |message| message.seq);
-    Ok(ContextSnapshot {
-        now: row.time("now")?,
-        session: has_session.then(|| rows::session(row)).transpose()?,
-        incarnation: row.field("incarnation")?,
-        memory_version: rows::memory_version(row)?,
-        memory: has_memory.then(|| rows::memory_document(row, "memory_")).transpose()?.map(Arc::new),
-        tail: Arc::new(Tail::new(first_seq, tail)),
-    })
-}
-
 /// Converts a duration to the unit that statements expect.
 pub(super) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
@@ -301,7 +200,7 @@ impl Store {
     }
 
     /// Records the size of a statement or its rows.
-    fn record_statement(&self, bytes: usize) {
+    pub(super) fn record_statement(&self, bytes: usize) {
         if let (true, Self::Postgres(database)) = (bytes >= SMALL_TAIL_BYTES, self) {
             database.pool.record_large_statement();
         }
@@ -678,128 +577,6 @@ impl Store {
             Self::Sqlite(database) => database.heads.run(request).await,
         }
     }
-
-    /// Returns the messages after `after_seq` up to `through_seq` of an incarnation of a session, oldest first. The result is
-    /// empty if the session has another incarnation, or if a message is larger than its share of [`SMALL_TAIL_BYTES`].
-    pub async fn context_messages(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        incarnation: Uuid,
-        after_seq: i64,
-        through_seq: i64,
-    ) -> Result<Vec<ContextMessage>, StoreError> {
-        const SELECT_CONTEXT_MESSAGES: &str = "\
-            SELECT seq, tokens AS message_tokens, CASE WHEN octet_length(message) <= $6 THEN message END AS message, role,
-                tool_call_ids, tool_result_of, redaction IS NOT NULL AS is_redacted
-            FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4
-                AND EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND incarnation = $5)
-            ORDER BY seq";
-        let rows = retry_on_disconnect(async || {
-            let statement = self.statement(tenant, SELECT_CONTEXT_MESSAGES).bind(session.as_str());
-            let statement = statement.bind(after_seq).bind(through_seq).bind(incarnation);
-            statement.bind(to_i64(SMALL_TAIL_BYTES) / (through_seq - after_seq).max(1)).read_all().await
-        });
-        let rows = rows.await?;
-        for row in &rows {
-            if row.field::<Option<&str>>("message")?.is_none() {
-                return Ok(Vec::new());
-            }
-        }
-        rows.iter().map(rows::context_message).collect()
-    }
-
-    /// Reads the session, the memory document and the newest messages of the tail in one round trip and as of one moment, if
-    /// they are small. `user` is the owner of the memory document if the session has no user.
-    ///
-    /// The statement returns the text of a message only if it is at most its share of [`SMALL_TAIL_BYTES`]. That costs less
-    /// than adding up the sizes, and bounds the memory before anything is known about the session.
-    pub async fn load_context(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        user: Option<&UserId>,
-        limit: TailLimit,
-    ) -> Result<LoadedContext, StoreError> {
-        const SELECT_CONTEXT: Sql = Sql {
-            postgres: select_context_on_postgres!(
-                "CASE WHEN octet_length(m.message) <= (
-                    SELECT $5 / greatest(1, least($4, last_seq - cursor_seq)) FROM session
-                ) THEN m.message END",
-                "(SELECT greatest(cursor_seq, last_seq - $4) FROM session)"
-            ),
-            sqlite: select_context_on_sqlite!(
-                "CASE WHEN octet_length(m.message) <= (
-                    SELECT $5 / max(1, min($4, last_seq - cursor_seq)) FROM session
-                ) THEN m.message END",
-                "(SELECT max(cursor_seq, last_seq - $4) FROM session)"
-            ),
-        };
-        let small = to_i64(limit.bytes.min(SMALL_TAIL_BYTES));
-        let rows = retry_on_disconnect(async || {
-            let statement = self.statement(tenant, SELECT_CONTEXT).bind(session.as_str());
-            let statement = statement.bind(user_column(user)).bind(to_i64(limit.messages)).bind(small);
-            statement.bind_now().read_all().await
-        });
-        let rows = rows.await?;
-        let (mut bytes, mut is_complete) = (0_i64, true);
-        for row in &rows {
-            is_complete &= row.field::<Option<&str>>("message")?.is_some();
-            bytes = bytes.saturating_add(row.field("bytes")?);
-        }
-        if is_complete {
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            let snapshot = blocking::spawn_cpu_if_large(bytes, move || context_snapshot(rows)).await?;
-            return Ok(LoadedContext::Complete(snapshot));
-        }
-        Ok(LoadedContext::Large { bytes: usize::try_from(bytes).unwrap_or(usize::MAX).min(limit.bytes) })
-    }
-
-    /// Reads the same as [`Self::load_context`] for a session with large messages. The texts of messages beyond the limit are
-    /// not read.
-    pub async fn load_large_context(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        user: Option<&UserId>,
-        limit: TailLimit,
-    ) -> Result<ContextSnapshot, StoreError> {
-        /// Returns the last message before the limit of the size: the sum of the sizes from the newest message to it exceeds
-        /// the limit.
-        macro_rules! last_excluded {
-            ($greatest:literal) => {
-                concat!(
-                    "(SELECT ",
-                    $greatest,
-                    "(cursor_seq, last_seq - $4, (
-                        SELECT coalesce(max(seq), 0) FROM (
-                            SELECT seq, sum(bytes) OVER (ORDER BY seq DESC) AS bytes FROM (
-                                SELECT seq, octet_length(message) AS bytes FROM messages
-                                WHERE tenant_id = $1 AND session_id = $2
-                                    AND seq > (SELECT ",
-                    $greatest,
-                    "(cursor_seq, last_seq - $4) FROM session)
-                                    AND seq <= (SELECT last_seq FROM session)
-                            ) AS sizes
-                        ) AS sums WHERE bytes > $5
-                    )) FROM session)"
-                )
-            };
-        }
-        const SELECT_LARGE_CONTEXT: Sql = Sql {
-            postgres: select_context_on_postgres!("m.message", last_excluded!("greatest")),
-            sqlite: select_context_on_sqlite!("m.message", last_excluded!("max")),
-        };
-        let rows = retry_on_disconnect(async || {
-            let statement = self.statement(tenant, SELECT_LARGE_CONTEXT).bind(session.as_str());
-            let statement = statement.bind(user_column(user)).bind(to_i64(limit.messages));
-            statement.bind(to_i64(limit.bytes)).bind_now().read_all().await
-        });
-        self.record_statement(SMALL_TAIL_BYTES);
-        let rows = rows.await?;
-        // Finds the form in which each message is sent, which takes milliseconds per megabyte.
-        blocking::spawn_cpu(move || context_snapshot(rows)).await
-    }
 }
 
 /// An exchange to append to a session.
@@ -950,32 +727,4 @@ pub struct SessionHead {
     pub updated_at: OffsetDateTime,
     /// The memory document of the owner; `None` if there is none.
     pub memory: Option<MemoryVersion>,
-}
-
-/// The inputs of a context, as of one moment.
-#[derive(Clone, Debug)]
-pub struct ContextSnapshot {
-    /// The moment, by the clock of the store.
-    pub now: OffsetDateTime,
-    /// `None` before the first exchange, except if the session is bound to a user.
-    pub session: Option<Session>,
-    /// The incarnation of the session; `None` if there is no session.
-    pub incarnation: Option<Uuid>,
-    /// The memory document of the owner of the session, or of the requesting user if the session has no owner.
-    pub memory: Option<Arc<MemoryDocument>>,
-    pub memory_version: Option<MemoryVersion>,
-    /// The newest messages of the tail, oldest first.
-    pub tail: Arc<Tail>,
-}
-
-/// The result of [`Store::load_context`].
-#[expect(clippy::large_enum_variant, reason = "one value per request, never stored")]
-#[derive(Clone, Debug)]
-pub enum LoadedContext {
-    Complete(ContextSnapshot),
-    /// The tail has large messages: read it by [`Store::load_large_context`].
-    Large {
-        /// Size of the messages within the limit.
-        bytes: usize,
-    },
 }
