@@ -209,11 +209,10 @@ pub(super) fn context_message(row: &impl DbRow) -> Result<ContextMessage, StoreE
 }
 
 pub(super) fn message_metadata(row: &impl DbRow) -> Result<MessageMetadata, StoreError> {
-    let role: &str = row.field("role")?;
     let calls: Option<&str> = row.field("tool_call_ids")?;
     let result_of: Option<&str> = row.field("tool_result_of")?;
     Ok(MessageMetadata {
-        role: Role::parse(role).ok_or(role).map_err(StoreError::corrupt("the role of a message"))?,
+        role: role(row.field("role")?)?,
         tokens: row.field("message_tokens")?,
         calls: from_json(calls)
             .map_err(StoreError::corrupt("the tool calls of a message"))?
@@ -222,6 +221,10 @@ pub(super) fn message_metadata(row: &impl DbRow) -> Result<MessageMetadata, Stor
             .map_err(StoreError::corrupt("the tool call that a message answers"))?,
         is_redacted: row.field("is_redacted")?,
     })
+}
+
+pub(super) fn role(name: &str) -> Result<Role, StoreError> {
+    Role::parse(name).ok_or(name).map_err(StoreError::corrupt("the role of a message"))
 }
 
 pub(super) fn tenant_id(row: &impl DbRow) -> Result<TenantId, StoreError> {

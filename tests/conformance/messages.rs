@@ -6,7 +6,17 @@ use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::message::Role;
 use precis::domain::message_metadata::MessageMetadata;
+use precis::domain::tail::TailLimit;
+use precis::storage::{ContextSnapshot, LoadedContext};
 use test_case::test_case;
+
+/// Reads a context as one of small messages, which SQLite returns in another form, and as one of large messages.
+async fn both_reads(demo: &Conversation) -> (ContextSnapshot, ContextSnapshot) {
+    let limit = TailLimit { messages: 100, bytes: usize::MAX };
+    let small = demo.store.load_context(&demo.tenant, &demo.session, None, limit).await.unwrap();
+    let LoadedContext::Complete(small) = small else { panic!("small messages are expected") };
+    (small, demo.store.load_large_context(&demo.tenant, &demo.session, None, limit).await.unwrap())
+}
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
@@ -32,12 +42,30 @@ async fn message_metadata_matches_the_messages(backend: Backend) {
     assert_eq!(expected[1].calls, ["a\"b,[]", "é\0"]);
     assert_eq!(expected[2].result_of.as_deref(), Some("é\0"));
     let demo = Conversation::on(&backend).await;
+    let stored = messages.clone();
     demo.record(&Exchange { messages, ..Exchange::default() }).await;
     for (after, limit) in [(0, 100), (0, 5), (0, 2), (1, 3), (4, 9), (5, 9), (9, 9), (0, 0)] {
         let metadata = demo.store.message_metadata(&demo.tenant, &demo.session, after, limit).await.unwrap();
         let (skip, take) = (usize::try_from(after).unwrap(), usize::try_from(limit).unwrap());
         assert!(metadata.iter().eq(expected.iter().skip(skip).take(take)), "{after} {limit} {metadata:?}");
     }
+    let (small, large) = both_reads(&demo).await;
+    assert_eq!(small.tail.metadata(), expected);
+    assert!(
+        small.tail.messages(0).map(|message| message.json).eq(stored.iter().map(|(text, _)| text.json()))
+    );
+    assert_eq!((small.tail, small.session), (large.tail, large.session));
+    demo.store.redact_message(&demo.tenant, &demo.session, 2, None).await.unwrap();
+    let (small, large) = both_reads(&demo).await;
+    assert!(
+        small
+            .tail
+            .metadata()
+            .iter()
+            .map(|message| message.is_redacted)
+            .eq([false, true, false, false, false])
+    );
+    assert_eq!((small.tail, small.session), (large.tail, large.session));
     let other = demo.session("other");
     assert_eq!(other.store.message_metadata(&other.tenant, &other.session, 0, 9).await.unwrap(), []);
     assert_eq!(expected[0].role, Role::User);
