@@ -1,7 +1,7 @@
 //! Random faults under load, with a check of all invariants after each fault.
 
 use crate::ack_log::{AckLog, SessionAcks};
-use crate::clients::{ClientLoad, ReplicaSet};
+use crate::clients::{ClientLoad, ReplicaSet, is_plain_fork};
 use crate::invariants::{check_final_context, check_session, check_synced_forks};
 use crate::message_ids::summarise;
 use crate::postgres_server::PostgresServer;
@@ -134,15 +134,26 @@ impl Run {
         load.set_paused(false);
     }
 
-    /// Lets the clients work until they have rewound, redacted and erased: on a slow machine they send few requests between the faults.
+    /// Lets the clients work until they have rewound, forked, redacted and erased: on a slow machine they send few requests between
+    /// the faults.
     async fn await_rare_requests(&self) {
-        let rewinds = &self.service.rewinds;
         let sent = async {
-            while rewinds.load(Ordering::Relaxed) == 0 || !self.log.removals.has_each_kind() {
+            while !self.has_rare_requests() {
                 sleep(Duration::from_millis(20)).await;
             }
         };
         timeout(MAX_WAIT_FOR_RARE_REQUESTS, sent).await.expect("each kind is one of a few hundred requests");
+    }
+
+    /// Returns `true` if a session was rewound, forked by a fork and by a sync, and the removals have each kind.
+    fn has_rare_requests(&self) -> bool {
+        let has_fork = |is_plain: bool| {
+            let mut sessions = self.log.sessions().into_iter();
+            sessions
+                .any(|session| session.acks().forks.iter().any(|fork| is_plain_fork(&fork.id) == is_plain))
+        };
+        let rewinds = self.service.rewinds.load(Ordering::Relaxed);
+        rewinds > 0 && has_fork(true) && has_fork(false) && self.log.removals.has_each_kind()
     }
 
     /// Stops the load and checks every session once more.
