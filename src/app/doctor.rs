@@ -161,24 +161,14 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     examination.add(Severity::Good, PART, format!("{url} can be used"));
     examine_facts(&facts, examination);
     let any_key = match store.check_ready().await {
-        Ok(SchemaVersions { found, expected }) => {
-            if found > expected {
-                let text = format!(
-                    "a newer release has migrated the database (migration {found}), and its schema still works with this \
-                     release (migration {expected}): finish the upgrade, or the rollback"
-                );
-                examination.add(Severity::Warning, "schema", text);
-            } else {
-                examination.add(Severity::Good, "schema", "up to date");
+        Ok(versions) if !examine_schema(versions, &facts, examination) => None,
+        Ok(_) => match examine_search(settings, &store, examination).await.and(store.any_api_key().await) {
+            Ok(any) => Some(any),
+            Err(error) => {
+                examination.add(Severity::Problem, PART, explain(&error));
+                None
             }
-            match examine_search(settings, &store, examination).await.and(store.any_api_key().await) {
-                Ok(any) => Some(any),
-                Err(error) => {
-                    examination.add(Severity::Problem, PART, explain(&error));
-                    None
-                }
-            }
-        }
+        },
         Err(StoreError::SchemaVersion { found, expected }) if found < expected && !facts.can_migrate => {
             let text = format!(
                 "at migration {found} of {expected}, and the role can't migrate it: run `precis migrate` as the owner of the \
@@ -203,6 +193,38 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     };
     store.close().await;
     any_key
+}
+
+/// Examines the schema of a database that this release works with. Returns `false` if statements fail.
+fn examine_schema(
+    SchemaVersions { found, expected }: SchemaVersions,
+    facts: &storage::DatabaseFacts,
+    examination: &mut Examination,
+) -> bool {
+    let (severity, text) = match &facts.missing_object {
+        _ if found > expected => (
+            Severity::Warning,
+            format!(
+                "a newer release has migrated the database (migration {found}), and its schema still works with this \
+                 release (migration {expected}): finish the upgrade, or the rollback"
+            ),
+        ),
+        Some(index) if index.starts_with("index ") => (
+            Severity::Warning,
+            format!(
+                "the {index} is missing, so statements are slow: repeat its statement from the folder migrations of the source"
+            ),
+        ),
+        Some(object) => (
+            Severity::Problem,
+            format!(
+                "the {object} is missing: restore a backup, or repeat its statement from the folder migrations of the source"
+            ),
+        ),
+        None => (Severity::Good, "up to date".to_owned()),
+    };
+    examination.add(severity, "schema", text);
+    severity != Severity::Problem
 }
 
 /// Examines the search index: its analyzer, and what is missing.

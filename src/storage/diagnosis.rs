@@ -26,6 +26,9 @@ pub struct DatabaseFacts {
     pub foreign_table: Option<String>,
     /// The name of a table that the role can't read or write.
     pub inaccessible_table: Option<String>,
+    /// Kind and name of a table, trigger, function or index that the newest schema has and the database lacks. An index only
+    /// makes statements faster.
+    pub missing_object: Option<String>,
 }
 
 /// Explains why the database at a URL can't be used: the problem and its fix. Returns `None` for errors without a known cause.

@@ -160,7 +160,14 @@ impl Postgres {
             SELECT min(relname::text) FROM pg_class AS c
             WHERE relnamespace = to_regnamespace(current_schema()) AND EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
                 AND NOT (relrowsecurity AND (relforcerowsecurity OR NOT pg_has_role(relowner, 'USAGE')))";
+        const SELECT_OBJECTS: &str = "\
+            SELECT CASE WHEN relkind IN ('i', 'I') THEN 'index ' ELSE 'table ' END || relname FROM pg_class
+            WHERE relnamespace = to_regnamespace(current_schema()) AND relkind IN ('r', 'p', 'i', 'I')
+            UNION SELECT 'trigger ' || tgname || ' of ' || relname FROM pg_trigger JOIN pg_class AS c ON c.oid = tgrelid
+            WHERE relnamespace = to_regnamespace(current_schema()) AND NOT tgisinternal
+            UNION SELECT 'function ' || proname FROM pg_proc WHERE pronamespace = to_regnamespace(current_schema())";
         self.probe_connection().await.map_err(StoreError::Unavailable)?;
+        let objects: Vec<String> = sqlx::query_scalar(SELECT_OBJECTS).fetch_all(&self.pool).await?;
         let row = sqlx::query(SELECT_FACTS).fetch_one(&self.pool).await?;
         let unprotected_table = sqlx::query_scalar(SELECT_UNPROTECTED_TABLE).fetch_one(&self.pool).await?;
         let tables = sqlx::query(SELECT_TABLES).fetch_one(&self.pool).await?;
@@ -172,6 +179,7 @@ impl Postgres {
             can_migrate: tables.try_get("can_migrate")?,
             foreign_table: tables.try_get("foreign_table")?,
             inaccessible_table: tables.try_get("inaccessible_table")?,
+            missing_object: migrations::missing_object(migrations::POSTGRES_OBJECTS, &objects),
         })
     }
 

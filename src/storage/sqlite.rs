@@ -205,7 +205,10 @@ impl Sqlite {
             first_tables!(),
             " AND NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = '_sqlx_migrations')"
         );
+        const SELECT_OBJECTS: &str =
+            "SELECT type || ' ' || name FROM sqlite_schema WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'";
         let tables = sqlx::query(SELECT_FOREIGN_TABLE).fetch_one(&self.readers).await?;
+        let objects: Vec<String> = sqlx::query_scalar(SELECT_OBJECTS).fetch_all(&self.readers).await?;
         let file = self.writer.connect_options().get_filename().to_owned();
         let mode = fs::metadata(&file).map_or(0, |file| file.permissions().mode());
         let is_public_file = mode & GROUP_AND_OTHERS_READ != 0;
@@ -217,6 +220,7 @@ impl Sqlite {
             can_migrate: true,
             foreign_table: tables.try_get("foreign_table")?,
             inaccessible_table: None,
+            missing_object: migrations::missing_object(migrations::SQLITE_OBJECTS, &objects),
         })
     }
 

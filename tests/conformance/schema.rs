@@ -49,6 +49,31 @@ async fn store_is_ready_after_migration(backend: Backend) {
     assert_eq!(Conversation::on(&backend).await.say(&["a", "b"]).await.last_seq, 2);
 }
 
+/// Compares a new database with the list that `precis doctor` uses.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_of_the_schema_are_listed(backend: Backend) {
+    let (file, select) = match &backend {
+        Backend::Sqlite(_) => (
+            "migrations/sqlite/objects.txt",
+            "SELECT type || ' ' || name FROM sqlite_schema WHERE substr(name, 1, 7) <> 'sqlite_' ORDER BY 1",
+        ),
+        Backend::Postgres(_) => (
+            "migrations/postgres/objects.txt",
+            "SELECT object FROM (SELECT 'table ' || tablename AS object FROM pg_tables WHERE schemaname = 'public'
+             UNION SELECT 'index ' || indexname FROM pg_indexes WHERE schemaname = 'public'
+             UNION SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass FROM pg_trigger WHERE NOT tgisinternal
+             UNION SELECT 'function ' || routine_name FROM information_schema.routines WHERE routine_schema = 'public'
+            ) AS objects ORDER BY object COLLATE \"C\"",
+        ),
+    };
+    let objects = Sql::on(&backend).await.texts(select).await.join("\n") + "\n";
+    let listed = std::fs::read_to_string(file).unwrap();
+    assert_eq!(listed, objects, "{file} must be:\n{objects}");
+    assert_eq!(backend.store().await.examine().await.unwrap().missing_object, None);
+}
+
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -153,6 +153,13 @@ async fn broken_sqlite_files_are_found() {
     assert_finds(on("precis.db"), ["PROBLEM", "schema"], "a newer release of precis").await;
     connection.execute("DELETE FROM _sqlx_migrations WHERE version = 9999").await.expect("changed");
     assert_finds(on("precis.db"), ["warning", "schema"], "`precis migrate`").await;
+
+    on("damaged.db").args(["migrate"]).run().await.stdout_of_success();
+    let mut connection = file.filename(path("damaged.db")).connect().await.expect("opened");
+    connection.execute("DROP INDEX sessions_by_activity").await.expect("dropped");
+    assert_finds(on("damaged.db"), ["warning", "schema"], "index sessions_by_activity is missing").await;
+    connection.execute("DROP TABLE consolidation_records").await.expect("dropped");
+    assert_finds(on("damaged.db"), ["PROBLEM", "schema"], "table consolidation_records is missing").await;
 }
 
 #[tokio::test]
@@ -181,6 +188,27 @@ async fn broken_postgres_setups_are_found() {
         admin.execute(sqlx::AssertSqlSafe(change)).await.expect("changed");
         assert_finds(on(&database.url()), problem, "row-level security of the table messages").await;
         let restore = "ALTER TABLE messages ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";
+        admin.execute(restore).await.expect("changed");
+    }
+    assert_eq!(found(on(&database.url())).await, [""; 0]);
+
+    for (change, kind, text, restore) in [
+        (
+            "DROP TRIGGER append_only_truncate ON messages",
+            "PROBLEM",
+            "trigger append_only_truncate of messages is missing",
+            "CREATE TRIGGER append_only_truncate BEFORE TRUNCATE ON messages
+             FOR EACH STATEMENT EXECUTE FUNCTION reject_history_change()",
+        ),
+        (
+            "ALTER INDEX sessions_by_activity RENAME TO other",
+            "warning",
+            "index sessions_by_activity is missing",
+            "ALTER INDEX other RENAME TO sessions_by_activity",
+        ),
+    ] {
+        admin.execute(change).await.expect("changed");
+        assert_finds(on(&database.url()), [kind, "schema"], text).await;
         admin.execute(restore).await.expect("changed");
     }
     assert_eq!(found(on(&database.url())).await, [""; 0]);
