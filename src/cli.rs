@@ -14,7 +14,7 @@ use crate::app::{self, open_store};
 use crate::config::{ConfigError, Flag, Loaded, Settings, Sources};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
-use crate::{http, telemetry};
+use crate::{blocking, http, telemetry};
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use opentelemetry_sdk::trace::SdkTracer;
@@ -193,7 +193,7 @@ pub fn main() -> ExitCode {
     if matches!(cli.command, None | Some(Command::Serve(_))) {
         serve::return_memory_soon();
     }
-    let result = tokio::runtime::Runtime::new().map_err(Into::into).and_then(|runtime| {
+    let result = blocking::main_runtime().map_err(Into::into).and_then(|runtime| {
         let result = runtime.block_on(run(cli));
         // DNS look-ups run on threads that cannot be cancelled. The process does not wait for them.
         runtime.shutdown_background();
