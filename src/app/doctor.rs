@@ -195,7 +195,8 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     any_key
 }
 
-/// Examines the schema of a database that this release works with. Returns `false` if statements fail.
+/// Examines the schema of a database that this release works with. Returns `false` if a table is missing, so that
+/// most other examinations would fail for the same reason.
 fn examine_schema(
     SchemaVersions { found, expected }: SchemaVersions,
     facts: &storage::DatabaseFacts,
@@ -212,19 +213,21 @@ fn examine_schema(
         Some(index) if index.starts_with("index ") => (
             Severity::Warning,
             format!(
-                "the {index} is missing, so statements are slow: repeat its statement from the folder migrations of the source"
+                "the {index} is missing, so statements are slow: repeat the last statement in the folder migrations of the \
+                 source that creates it"
             ),
         ),
         Some(object) => (
             Severity::Problem,
             format!(
-                "the {object} is missing: restore a backup, or repeat its statement from the folder migrations of the source"
+                "the {object} is missing: restore a backup, or repeat all statements in the folder migrations of the source \
+                 that concern it, in the order of their numbers"
             ),
         ),
         None => (Severity::Good, "up to date".to_owned()),
     };
     examination.add(severity, "schema", text);
-    severity != Severity::Problem
+    !facts.missing_object.as_ref().is_some_and(|object| object.starts_with("table "))
 }
 
 /// Examines the search index: its analyzer, and what is missing.
@@ -278,7 +281,8 @@ fn examine_facts(facts: &storage::DatabaseFacts, examination: &mut Examination) 
     }
     if let Some(table) = &facts.unprotected_table {
         let text = format!(
-            "row-level security of the table {table} is disabled, so it does not separate tenants: run `ALTER TABLE {table} \
+            "row-level security of the table {table} is disabled or does not apply to its owner, so it does not separate \
+             tenants: run `ALTER TABLE {table} \
              ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`"
         );
         examination.add(Severity::Problem, "database", text);

@@ -16,7 +16,7 @@ pub struct DatabaseFacts {
     pub time: OffsetDateTime,
     /// On Postgres, row-level security does not apply to the role.
     pub bypasses_row_security: bool,
-    /// On Postgres, the name of a table whose row-level security was disabled.
+    /// On Postgres, the name of a table whose row-level security does not apply to the role.
     pub unprotected_table: Option<String>,
     /// Other users of the machine can read the SQLite file.
     pub is_public_file: bool,
@@ -26,8 +26,8 @@ pub struct DatabaseFacts {
     pub foreign_table: Option<String>,
     /// The name of a table that the role can't read or write.
     pub inaccessible_table: Option<String>,
-    /// Kind and name of a table, trigger, function or index that the newest schema has and the database lacks. An index only
-    /// makes statements faster.
+    /// Kind and name of an object of the newest schema that the database lacks, such as `table messages`. One without which
+    /// statements fail comes before an `index`, which only makes them faster.
     pub missing_object: Option<String>,
 }
 

@@ -50,14 +50,16 @@ const SQLITE: &[Source] = &[
     (19, "consolidation records", include_str!("../../migrations/sqlite/0019_consolidation_records.sql")),
 ];
 
-/// The tables, indexes, triggers and functions of the newest schema, a line each. A test compares them with a migrated database.
+/// The objects of the newest schema, a line each. A test compares them with a migrated database.
 pub(super) const POSTGRES_OBJECTS: &str = include_str!("../../migrations/postgres/objects.txt");
 pub(super) const SQLITE_OBJECTS: &str = include_str!("../../migrations/sqlite/objects.txt");
 
-/// Returns a line of `expected` that is not in `found`: an index only if nothing else is missing.
+/// Returns a line of `expected` that is not in `found`: a table if one is missing, and an index only if nothing else is.
 pub(super) fn missing_object(expected: &str, found: &[String]) -> Option<String> {
     let missing = expected.lines().filter(|object| !found.iter().any(|found| found == object));
-    missing.min_by_key(|object| object.starts_with("index ")).map(str::to_owned)
+    missing
+        .min_by_key(|object| (object.starts_with("index "), !object.starts_with("table ")))
+        .map(str::to_owned)
 }
 
 /// Lists the tables of the first migration, as SQL.

@@ -158,14 +158,26 @@ impl Postgres {
         /// The owner of a table bypasses its policies unless they are forced.
         const SELECT_UNPROTECTED_TABLE: &str = "\
             SELECT min(relname::text) FROM pg_class AS c
-            WHERE relnamespace = to_regnamespace(current_schema()) AND EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
+            WHERE relnamespace = to_regnamespace(quote_ident(current_schema()))
+                AND EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
                 AND NOT (relrowsecurity AND (relforcerowsecurity OR NOT pg_has_role(relowner, 'USAGE')))";
+        /// An index of a constraint is listed as the constraint. The number of arguments tells functions of one name apart.
         const SELECT_OBJECTS: &str = "\
-            SELECT CASE WHEN relkind IN ('i', 'I') THEN 'index ' ELSE 'table ' END || relname FROM pg_class
-            WHERE relnamespace = to_regnamespace(current_schema()) AND relkind IN ('r', 'p', 'i', 'I')
-            UNION SELECT 'trigger ' || tgname || ' of ' || relname FROM pg_trigger JOIN pg_class AS c ON c.oid = tgrelid
-            WHERE relnamespace = to_regnamespace(current_schema()) AND NOT tgisinternal
-            UNION SELECT 'function ' || proname FROM pg_proc WHERE pronamespace = to_regnamespace(current_schema())";
+            WITH relations AS (
+                SELECT oid, relname, relkind FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(current_schema()))
+            )
+            SELECT 'table ' || relname FROM relations WHERE relkind IN ('r', 'p')
+            UNION ALL SELECT 'index ' || relname FROM relations
+            WHERE relkind IN ('i', 'I') AND NOT EXISTS (
+                SELECT FROM pg_constraint WHERE conindid = relations.oid AND contype IN ('p', 'u')
+            )
+            UNION ALL SELECT 'key ' || conname || ' of ' || relname FROM pg_constraint JOIN relations ON relations.oid = conrelid
+            WHERE contype IN ('p', 'u')
+            UNION ALL SELECT 'policy ' || polname || ' of ' || relname FROM pg_policy JOIN relations ON relations.oid = polrelid
+            UNION ALL SELECT 'trigger ' || tgname || ' of ' || relname FROM pg_trigger JOIN relations ON relations.oid = tgrelid
+            WHERE NOT tgisinternal
+            UNION ALL SELECT 'function ' || proname || ' with ' || pronargs || ' arguments' FROM pg_proc
+            WHERE pronamespace = to_regnamespace(quote_ident(current_schema()))";
         self.probe_connection().await.map_err(StoreError::Unavailable)?;
         let objects: Vec<String> = sqlx::query_scalar(SELECT_OBJECTS).fetch_all(&self.pool).await?;
         let row = sqlx::query(SELECT_FACTS).fetch_one(&self.pool).await?;

@@ -97,6 +97,7 @@ impl Measured {
         let mut owner = PgConnection::connect(&measured.backend.url()).await.unwrap();
         owner.execute(sqlx::raw_sql(include_str!("../../examples/partitions.sql"))).await.unwrap();
         owner.close().await.unwrap();
+        assert_eq!(measured.backend.store().await.examine().await.unwrap().missing_object, None);
         measured.sql.run(DISABLE_AUTOVACUUM).await;
         measured.fill_and_analyze().await
     }

@@ -62,9 +62,13 @@ async fn objects_of_the_schema_are_listed(backend: Backend) {
         Backend::Postgres(_) => (
             "migrations/postgres/objects.txt",
             "SELECT object FROM (SELECT 'table ' || tablename AS object FROM pg_tables WHERE schemaname = 'public'
-             UNION SELECT 'index ' || indexname FROM pg_indexes WHERE schemaname = 'public'
+             UNION SELECT 'index ' || indexname FROM pg_indexes WHERE schemaname = 'public' AND indexdef NOT LIKE '%UNIQUE%'
+             UNION SELECT 'key ' || constraint_name || ' of ' || table_name FROM information_schema.table_constraints
+             WHERE table_schema = 'public' AND constraint_type IN ('PRIMARY KEY', 'UNIQUE')
+             UNION SELECT 'policy ' || policyname || ' of ' || tablename FROM pg_policies WHERE schemaname = 'public'
              UNION SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass FROM pg_trigger WHERE NOT tgisinternal
-             UNION SELECT 'function ' || routine_name FROM information_schema.routines WHERE routine_schema = 'public'
+             UNION SELECT 'function ' || proname || ' with ' || pronargs || ' arguments' FROM pg_proc
+             WHERE pronamespace = 'public'::regnamespace
             ) AS objects ORDER BY object COLLATE \"C\"",
         ),
     };

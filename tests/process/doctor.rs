@@ -201,6 +201,24 @@ async fn broken_postgres_setups_are_found() {
              FOR EACH STATEMENT EXECUTE FUNCTION reject_history_change()",
         ),
         (
+            "ALTER TABLE memories RENAME CONSTRAINT memories_pkey TO other",
+            "PROBLEM",
+            "key memories_pkey of memories is missing",
+            "ALTER TABLE memories RENAME CONSTRAINT other TO memories_pkey",
+        ),
+        (
+            "ALTER POLICY tenant_isolation ON messages RENAME TO other",
+            "PROBLEM",
+            "policy tenant_isolation of messages is missing",
+            "ALTER POLICY other ON messages RENAME TO tenant_isolation",
+        ),
+        (
+            "ALTER FUNCTION precis_tenant() RENAME TO other",
+            "PROBLEM",
+            "function precis_tenant with 0 arguments is missing",
+            "ALTER FUNCTION other() RENAME TO precis_tenant",
+        ),
+        (
             "ALTER INDEX sessions_by_activity RENAME TO other",
             "warning",
             "index sessions_by_activity is missing",
@@ -215,6 +233,13 @@ async fn broken_postgres_setups_are_found() {
 
     let name: String =
         sqlx::query_scalar("SELECT current_database()").fetch_one(&mut admin).await.expect("a name");
+    for statement in [
+        "ALTER SCHEMA public RENAME TO \"Own Schema\"".to_owned(),
+        format!("ALTER DATABASE {name} SET search_path = \"Own Schema\""),
+    ] {
+        admin.execute(sqlx::AssertSqlSafe(statement)).await.expect("changed");
+    }
+    assert_eq!(found(on(&database.url())).await, [""; 0]);
     let read_only = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
     admin.execute(sqlx::AssertSqlSafe(read_only)).await.expect("set");
     assert_finds(on(&database.url()), problem, "is read-only: connect to the primary server").await;
