@@ -61,6 +61,9 @@ impl Traces {
         if variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
+        if first(ENDPOINTS).is_none() {
+            return Ok(None);
+        }
         match variable("OTEL_TRACES_EXPORTER").as_deref() {
             None | Some("otlp") => {}
             Some("none") => return Ok(None),
@@ -69,9 +72,6 @@ impl Traces {
                     "OTEL_TRACES_EXPORTER: {exporter:?} is not supported: leave it out, or write \"otlp\" or \"none\""
                 ));
             }
-        }
-        if first(ENDPOINTS).is_none() {
-            return Ok(None);
         }
         if let Some((name, protocol)) = first(PROTOCOLS).filter(|(_, protocol)| protocol != PROTOCOL) {
             return Err(format!(

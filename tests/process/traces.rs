@@ -251,8 +251,12 @@ async fn collector_that_does_not_work_neither_delays_nor_fails_requests() {
 async fn traces_are_off_by_default_and_invalid_variables_are_named() {
     let model = ModelServer::start().await;
     model.default(Behaviour::answer("They met."));
-    let precis = Precis::new().model(&model.base_url()).env("OTEL_SERVICE_NAME", "memory");
-    let precis = precis.set("consolidation.keep_recent", "2").set("consolidation.threshold", "4");
+    // Without an endpoint, the other variables are ignored.
+    let precis = Precis::new().env("OTEL_SERVICE_NAME", "memory").env("OTEL_TRACES_EXPORTER", "console");
+    let precis = precis
+        .model(&model.base_url())
+        .set("consolidation.keep_recent", "2")
+        .set("consolidation.threshold", "4");
     let service = precis.start().await;
     service.record("s", &messages(6)).await;
     let request = service.post("/sessions/s/context", json!({}));
