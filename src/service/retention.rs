@@ -228,7 +228,9 @@ impl RetentionWorker {
             totals.stored_bytes =
                 totals.stored_bytes.saturating_add(service.store.stored_bytes(&tenant).await?);
             let Policy { threshold, max_tail_tokens, .. } = service.config.policy;
-            let due = service.store.due_sessions(&tenant, hour(now) - 1, threshold, max_tail_tokens).await?;
+            // The erasures may have taken hours.
+            let from = hour(self.trusted_time().await?) - 1;
+            let due = service.store.due_sessions(&tenant, from, threshold, max_tail_tokens).await?;
             totals.due_sessions += due;
         }
         Ok(totals)
