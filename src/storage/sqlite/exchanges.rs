@@ -16,14 +16,13 @@ use serde::Serialize;
 use sqlx::{SqliteConnection, SqlitePool};
 use time::OffsetDateTime;
 
-/// Reads the keys of the groups that are known. `$1` is a list of [`Group`]s.
+/// Reads the keys of exchanges that are known. `$1` is a list of [`RequestKey`]s.
 const SELECT_IDEMPOTENCY_KEYS: &str = "\
     SELECT w.value ->> 'request' AS request, k.fingerprint, k.first_seq, k.last_seq, k.created_at,
         iif(k.has_user, s.user_id, '') AS user_id
-    FROM jsonb_each($1) AS g
-        CROSS JOIN jsonb_each(g.value, '$.keys') AS w
-        CROSS JOIN idempotency_keys AS k ON k.tenant_id = g.value ->> 'tenant'
-            AND k.session_id = g.value ->> 'session' AND k.key = w.value ->> 'key'
+    FROM jsonb_each($1) AS w
+        CROSS JOIN idempotency_keys AS k ON k.tenant_id = w.value ->> 'tenant'
+            AND k.session_id = w.value ->> 'session' AND k.key = w.value ->> 'key'
         CROSS JOIN sessions AS s ON s.tenant_id = k.tenant_id AND s.session_id = k.session_id AND s.last_seq > 0";
 
 /// Joins each group with its session, except if the session belongs to another user. In the statements after the first one,
@@ -146,12 +145,20 @@ struct GroupMessage<'r> {
 
 #[derive(Serialize)]
 struct GroupKey<'r> {
-    /// The index of the exchange.
-    request: usize,
     key: &'r str,
     fingerprint: String,
     first_from_end: i64,
     last_from_end: i64,
+}
+
+/// The key of an exchange that may be known.
+#[derive(Serialize)]
+struct RequestKey<'r> {
+    /// The index of the exchange.
+    request: usize,
+    tenant: &'r str,
+    session: &'r str,
+    key: &'r str,
 }
 
 impl<'r> Group<'r> {
@@ -183,10 +190,9 @@ impl<'r> Group<'r> {
                 }
             },
         ));
-        for (index, request, offset) in group.exchanges(requests) {
+        for (_, request, offset) in group.exchanges(requests) {
             let first_from_end = group.messages - 1 - offset;
             row.keys.extend(request.key.iter().map(|key| GroupKey {
-                request: index,
                 key: &key.key,
                 fingerprint: hex::encode(&key.fingerprint),
                 first_from_end,
@@ -309,14 +315,13 @@ async fn append_groups(
     groups: &[SessionGroup<'_>],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<(), StoreError> {
-    let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
-    let has_keys = rows.iter().any(|row| !row.keys.is_empty());
-    let encoded =
-        serde_json::to_string(&rows).unwrap_or_else(|_| unreachable!("strings and numbers can be JSON"));
-    drop(rows);
-    if has_keys && replay_known_keys(transaction, &encoded, requests, outcomes).await? {
+    let keys = request_keys(requests, groups);
+    if !keys.is_empty() && replay_known_keys(transaction, &keys, requests, outcomes).await? {
         return Ok(());
     }
+    let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
+    let encoded = encode(&rows);
+    drop(rows);
     let now = now();
     let appended = sqlx::query(APPEND_GROUPS).bind(&*encoded).bind(micros(now));
     let mut of_groups = vec![None; groups.len()];
@@ -339,7 +344,7 @@ async fn append_groups(
             insert_separate_messages(transaction, requests, group, appended).await?;
         }
     }
-    if has_keys {
+    if !keys.is_empty() {
         let query = sqlx::query(APPEND_KEYS).bind(encoded).bind(micros(now - KEY_RETENTION));
         query.execute(transaction).await?;
     }
@@ -347,6 +352,22 @@ async fn append_groups(
         group.fill_outcomes(requests, appended.as_ref(), outcomes);
     }
     Ok(())
+}
+
+fn encode(rows: &impl Serialize) -> String {
+    serde_json::to_string(rows).unwrap_or_else(|_| unreachable!("strings and numbers can be JSON"))
+}
+
+/// Returns the keys of all exchanges that have one.
+fn request_keys<'r>(requests: &'r [AppendRequest], groups: &[SessionGroup<'r>]) -> Vec<RequestKey<'r>> {
+    let of_group = |group: &SessionGroup<'r>| {
+        let (tenant, session) = (group.tenant, group.session);
+        let keys = group.exchanges(requests).filter_map(|(request, exchange, _)| {
+            exchange.key.as_ref().map(|key| RequestKey { request, tenant, session, key: &key.key })
+        });
+        keys.collect::<Vec<_>>()
+    };
+    groups.iter().flat_map(of_group).collect()
 }
 
 /// Inserts the messages of a group that are not part of its batch.
@@ -371,11 +392,11 @@ async fn insert_separate_messages(
 /// Fills in the outcomes of exchanges whose key is known. Returns `true` if there are any.
 async fn replay_known_keys(
     transaction: &mut SqliteConnection,
-    groups: &str,
+    keys: &[RequestKey<'_>],
     requests: &[AppendRequest],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<bool, StoreError> {
-    let known = sqlx::query(SELECT_IDEMPOTENCY_KEYS).bind(groups).fetch_all(transaction).await?;
+    let known = sqlx::query(SELECT_IDEMPOTENCY_KEYS).bind(encode(&keys)).fetch_all(transaction).await?;
     for row in &known {
         let index = usize::try_from(row.field::<i64>("request")?).unwrap_or(usize::MAX);
         let request = requests.get(index).zip(outcomes.get_mut(index));
