@@ -83,9 +83,9 @@ macro_rules! select_context_on_postgres {
     };
 }
 
-/// Selects the same as [`select_context_on_postgres`], for large messages: see [`SELECT_SMALL_CONTEXT_ON_SQLITE`].
-macro_rules! select_context_on_sqlite {
-    ($message:expr, $after:expr) => {
+/// Selects session and memory document on SQLite, and further columns.
+macro_rules! select_session_on_sqlite {
+    ($columns:expr) => {
         concat!(
             "WITH session AS MATERIALIZED (
                 SELECT ",
@@ -94,21 +94,10 @@ macro_rules! select_context_on_sqlite {
             )
             SELECT $6 AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
                 d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
-                d.created_at AS memory_created_at, 0 AS seq, 0 AS message_tokens, '' AS message, '' AS role,
-                NULL AS tool_call_ids, NULL AS tool_result_of, 0 AS bytes, 0 AS is_redacted
-            FROM (SELECT 1) AS always LEFT JOIN session ON true
-                LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
-            UNION ALL
-            SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                m.seq, m.tokens, ",
-            $message,
-            ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message), m.redaction IS NOT NULL
-            FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2
-                AND m.seq > ",
-            $after,
-            // A session that is being imported has messages after its last one.
-            " AND m.seq <= (SELECT last_seq FROM session)"
+                d.created_at AS memory_created_at, ",
+            $columns,
+            " FROM (SELECT 1) AS always LEFT JOIN session ON true
+                LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)"
         )
     };
 }
@@ -118,17 +107,8 @@ macro_rules! select_context_on_sqlite {
 ///
 /// The driver copies each column of each row. With a row for each message, 100 messages took five times the CPU time.
 const SELECT_SMALL_CONTEXT_ON_SQLITE: &str = concat!(
-    "WITH session AS MATERIALIZED (
-        SELECT ",
-    session_columns!(),
-    " FROM sessions WHERE tenant_id = $1 AND session_id = $2
-    )
-    SELECT $6 AS now, session.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
-        d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
-        d.created_at AS memory_created_at, tail.*
-    FROM (SELECT 1) AS always LEFT JOIN session ON true
-        LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = coalesce(nullif(session.user_id, ''), $3)
-        CROSS JOIN (
+    select_session_on_sqlite!("tail.*"),
+    " CROSS JOIN (
             SELECT count(*) AS messages, coalesce(sum(octet_length(m.message)), 0) AS bytes,
                 group_concat(
                     CASE WHEN octet_length(m.message) <= (
@@ -155,8 +135,8 @@ fn has_all_messages(row: &AnyRow) -> Result<bool, StoreError> {
 }
 
 /// Decodes the row of [`SELECT_SMALL_CONTEXT_ON_SQLITE`].
-fn context_of_row(rows: &[AnyRow]) -> Result<ContextSnapshot, StoreError> {
-    let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+fn decode_single_row(rows: Vec<AnyRow>) -> Result<ContextSnapshot, StoreError> {
+    let row = &rows.into_iter().next().ok_or(sqlx::Error::RowNotFound)?;
     let tail = row.field::<Option<&str>>("tail")?.map_or(Ok(Vec::new()), tail_messages)?;
     context_snapshot(row, tail)
 }
@@ -181,7 +161,7 @@ fn tail_messages(lines: &str) -> Result<Vec<ContextMessage>, StoreError> {
 }
 
 /// Decodes rows of which the first one, with `seq` 0, holds session and memory document, the others a message each.
-fn context_of_rows(rows: Vec<AnyRow>) -> Result<ContextSnapshot, StoreError> {
+fn decode_message_rows(rows: Vec<AnyRow>) -> Result<ContextSnapshot, StoreError> {
     let mut tail = Vec::with_capacity(rows.len());
     let mut first_row = None;
     // Each row is dropped once it is decoded, so that large texts are in memory once.
@@ -284,8 +264,8 @@ impl Store {
             return Ok(LoadedContext::Large { bytes: bytes.min(limit.bytes) });
         }
         let decode = match self {
-            Self::Postgres(_) => context_of_rows,
-            Self::Sqlite(_) => |rows: Vec<AnyRow>| context_of_row(&rows),
+            Self::Postgres(_) => decode_message_rows,
+            Self::Sqlite(_) => decode_single_row,
         };
         Ok(LoadedContext::Complete(blocking::spawn_cpu_if_large(bytes, move || decode(rows)).await?))
     }
@@ -323,7 +303,20 @@ impl Store {
         }
         const SELECT_LARGE_CONTEXT: Sql = Sql {
             postgres: select_context_on_postgres!("m.message", last_excluded!("greatest")),
-            sqlite: select_context_on_sqlite!("m.message", last_excluded!("max")),
+            sqlite: concat!(
+                select_session_on_sqlite!(
+                    "0 AS seq, 0 AS message_tokens, '' AS message, '' AS role, NULL AS tool_call_ids, NULL AS tool_result_of,
+                    0 AS is_redacted"
+                ),
+                " UNION ALL
+                SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                    m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of, m.redaction IS NOT NULL
+                FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq > ",
+                last_excluded!("max"),
+                // A session that is being imported has messages after its last one.
+                " AND m.seq <= (SELECT last_seq FROM session)"
+            ),
         };
         let rows = retry_on_disconnect(async || {
             let statement = self.statement(tenant, SELECT_LARGE_CONTEXT).bind(session.as_str());
@@ -333,6 +326,6 @@ impl Store {
         self.record_statement(SMALL_TAIL_BYTES);
         let rows = rows.await?;
         // Finds the form in which each message is sent, which takes milliseconds per megabyte.
-        blocking::spawn_cpu(move || context_of_rows(rows)).await
+        blocking::spawn_cpu(move || decode_message_rows(rows)).await
     }
 }
