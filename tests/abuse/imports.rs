@@ -42,7 +42,7 @@ fn export(change: impl FnOnce(&mut Value, &mut Value)) -> String {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures memory and shares; run by .ci/run and scripts/abuse"]
+#[ignore = "measures memory and shares; run by .ci/run"]
 async fn imported_summaries_leave_other_tenants_their_share(backend: Backend) {
     let service = Service::start(backend, &[]).await;
     let attacker = service.tenant("attacker").await;

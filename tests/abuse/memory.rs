@@ -41,7 +41,7 @@ async fn send_without_reading(client: &TestClient, key: &str, path: &str, body: 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures memory and shares; run by .ci/run and scripts/abuse"]
+#[ignore = "measures memory and shares; run by .ci/run"]
 async fn large_responses_have_a_common_limit(backend: Backend) {
     let service = Service::start(backend, &[]).await;
     let attacker = service.tenant("attacker").await;
@@ -92,7 +92,7 @@ async fn large_responses_have_a_common_limit(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures memory and shares; run by .ci/run and scripts/abuse"]
+#[ignore = "measures memory and shares; run by .ci/run"]
 async fn exchanges_of_many_messages_have_a_common_limit(backend: Backend) {
     let service = Service::start(backend, &[]).await;
     let attacker = service.tenant("attacker").await;

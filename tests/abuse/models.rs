@@ -40,7 +40,7 @@ async fn endless_line(is_endless: Arc<AtomicBool>) -> String {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures memory and shares; run by .ci/run and scripts/abuse"]
+#[ignore = "measures memory and shares; run by .ci/run"]
 async fn endless_responses_of_models_have_a_limit(backend: Backend) {
     let is_endless = Arc::new(AtomicBool::new(false));
     let url = endless_line(Arc::clone(&is_endless)).await;

@@ -8,8 +8,10 @@ use precis::storage::{ContextSnapshot, SessionFilter};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use test_case::test_case;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 async fn load(conversation: &Conversation, user: &UserId, most: usize) -> ContextSnapshot {
     conversation.context(Some(user), TailLimit { messages: most, bytes: usize::MAX }).await
@@ -165,9 +167,10 @@ async fn snapshot_is_consistent_under_concurrent_writes(backend: Backend) {
         })
         .collect();
     for round in (1..).take(ROUNDS) {
-        // Of one more read than there are readers, one began after the previous round.
+        // At most `READERS` reads began before the end of the previous round, so one of these began after it.
         reads.forget_permits(usize::MAX);
-        reads.acquire_many(READERS + 1).await.unwrap().forget();
+        let read = timeout(Duration::from_secs(30), reads.acquire_many(READERS + 1)).await;
+        read.expect("the readers have not failed").unwrap().forget();
         demo.say(&["x", "y", "z"]).await;
         if round % 3 == 0 {
             demo.consolidate(round * 2, &(round * 2).to_string()).await;
