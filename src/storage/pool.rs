@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 /// No server restarts within this time. With ten connections it causes at most a hundred pings per second.
 const MAX_IDLE_WITHOUT_PING: Duration = Duration::from_millis(100);
-/// After a failure, every connection is pinged for this long: connections that were in use during the failure return to the
+/// After a failure, also of a ping, every connection is pinged for this long: connections that were in use during the failure return to the
 /// pool later, look recently used, and may be broken too.
 const PING_AFTER_FAILURE: Duration = Duration::from_secs(1);
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -72,11 +72,17 @@ impl Connections {
         statement_timeout: Duration,
     ) -> Self {
         let last_failure = LastEvent::default();
-        let observed = last_failure.clone();
+        let failure = last_failure.clone();
         let options = options.test_before_acquire(false).before_acquire(move |connection, meta| {
-            let needs_ping = meta.idle_for >= MAX_IDLE_WITHOUT_PING || observed.is_within(PING_AFTER_FAILURE);
+            let needs_ping = meta.idle_for >= MAX_IDLE_WITHOUT_PING || failure.is_within(PING_AFTER_FAILURE);
+            let failure = failure.clone();
             Box::pin(async move {
-                Ok(!needs_ping || matches!(timeout(PING_TIMEOUT, connection.ping()).await, Ok(Ok(()))))
+                let is_usable =
+                    !needs_ping || matches!(timeout(PING_TIMEOUT, connection.ping()).await, Ok(Ok(())));
+                if !is_usable {
+                    failure.record();
+                }
+                Ok(is_usable)
             })
         });
         let last_large_statement = LastEvent::default();

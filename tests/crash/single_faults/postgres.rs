@@ -93,6 +93,22 @@ async fn failover_fails_no_context_and_no_exchange_with_key() {
     fixture.service.context("s", &json!({})).await;
 }
 
+/// One connection was used just before the failure, and all others were idle for so long that they are pinged.
+#[tokio::test]
+async fn reads_after_a_failed_ping_use_no_broken_connection() {
+    let fixture = start(LONG_TIMEOUT).await;
+    for _ in 0..4 {
+        join_all((0..40).map(|_| fixture.service.history("s"))).await;
+        // No ping before this time, so the test can only fail without pings if the following reads take less.
+        sleep(Duration::from_millis(110)).await;
+        fixture.service.history("s").await;
+        fixture.proxy.cut_connections();
+        for _ in 0..20 {
+            assert_history(&fixture.service, 0..1).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn stopped_server_is_reported_until_it_returns() {
     let fixture = start(SHORT_TIMEOUT).await;
