@@ -55,7 +55,7 @@ use tokio::runtime::Handle;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn responses_and_state_match_reference_model(backend: Backend) {
     let store = backend.store().await;
-    check_property(30, &operations::scenarios(), async |case, scenario| {
+    check_property(20, &operations::scenarios(), async |case, scenario| {
         let model = ModelServer::start().await;
         let settings = scenario.settings();
         let settings: Vec<_> = settings.iter().map(|(path, value)| (*path, value.as_str())).collect();
