@@ -161,14 +161,19 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     examination.add(Severity::Good, PART, format!("{url} can be used"));
     examine_facts(&facts, examination);
     let any_key = match store.check_ready().await {
-        Ok(versions) if !examine_schema(versions, &facts, examination) => None,
-        Ok(_) => match examine_search(settings, &store, examination).await.and(store.any_api_key().await) {
-            Ok(any) => Some(any),
-            Err(error) => {
-                examination.add(Severity::Problem, PART, explain(&error));
+        Ok(versions) => {
+            if examine_schema(versions, &facts, examination) {
+                match examine_search(settings, &store, examination).await.and(store.any_api_key().await) {
+                    Ok(any) => Some(any),
+                    Err(error) => {
+                        examination.add(Severity::Problem, PART, explain(&error));
+                        None
+                    }
+                }
+            } else {
                 None
             }
-        },
+        }
         Err(StoreError::SchemaVersion { found, expected }) if found < expected && !facts.can_migrate => {
             let text = format!(
                 "at migration {found} of {expected}, and the role can't migrate it: run `precis migrate` as the owner of the \
@@ -227,7 +232,7 @@ fn examine_schema(
         None => (Severity::Good, "up to date".to_owned()),
     };
     examination.add(severity, "schema", text);
-    !facts.missing_object.as_ref().is_some_and(|object| object.starts_with("table "))
+    found > expected || !facts.missing_object.as_ref().is_some_and(|object| object.starts_with("table "))
 }
 
 /// Examines the search index: its analyzer, and what is missing.

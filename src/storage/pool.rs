@@ -22,8 +22,8 @@ use tokio::time::timeout;
 
 /// No server restarts within this time. With ten connections it causes at most a hundred pings per second.
 const MAX_IDLE_WITHOUT_PING: Duration = Duration::from_millis(100);
-/// After a failure, also of a ping, every connection is pinged for this long: connections that were in use during the failure return to the
-/// pool later, look recently used, and may be broken too.
+/// After a failure, also of a ping, every connection is pinged for this long: connections that were in use during the
+/// failure return to the pool later, look recently used, and may be broken too.
 const PING_AFTER_FAILURE: Duration = Duration::from_secs(1);
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
 /// The buffers of a connection keep the size of its largest statement. After a large statement, every connection that returns
