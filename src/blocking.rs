@@ -23,13 +23,13 @@ const NICE: i32 = 5;
 
 /// Lifetime of an idle thread for blocking work.
 ///
-/// Memory that other threads release returns to its thread's allocator when that thread allocates again or ends. Tokio's ten
-/// seconds keep about twenty threads alive under load, each with such memory: the peaks of `scripts/abuse` were 623 MB on SQLite
-/// and 661 MB on Postgres, and are 317 and 281 MB with this value.
+/// If a thread frees memory that another thread has allocated, the allocator can use it again when that other thread allocates or
+/// ends. Tokio's ten seconds keep about twenty threads alive under load, each with such memory: the peaks of `scripts/abuse` were
+/// 623 MB on SQLite and 661 MB on Postgres, and are 317 and 281 MB with this value.
 const IDLE_THREAD_LIFETIME: Duration = Duration::from_millis(50);
 
-/// The threads of low priority. They live as long as the process. If they can't be started, computations run on the blocking
-/// threads of the caller's runtime.
+/// The runtime of the threads of low priority. If it can't be started, computations run on the blocking threads of the caller's
+/// runtime.
 static THREADS: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
     let mut threads = builder();
     // On Linux, the value is that of the thread and not of the process. Without it, small requests wait longer.

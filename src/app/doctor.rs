@@ -163,13 +163,9 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     let any_key = match store.check_ready().await {
         Ok(versions) => {
             if examine_schema(versions, &facts, examination) {
-                match examine_search(settings, &store, examination).await.and(store.any_api_key().await) {
-                    Ok(any) => Some(any),
-                    Err(error) => {
-                        examination.add(Severity::Problem, PART, explain(&error));
-                        None
-                    }
-                }
+                let searched = examine_search(settings, &store, examination).await;
+                let any_key = searched.and(store.any_api_key().await);
+                any_key.inspect_err(|error| examination.add(Severity::Problem, PART, explain(error))).ok()
             } else {
                 None
             }
@@ -287,8 +283,7 @@ fn examine_facts(facts: &storage::DatabaseFacts, examination: &mut Examination) 
     if let Some(table) = &facts.unprotected_table {
         let text = format!(
             "row-level security of the table {table} is disabled or does not apply to its owner, so it does not separate \
-             tenants: run `ALTER TABLE {table} \
-             ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`"
+             tenants: run `ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`"
         );
         examination.add(Severity::Problem, "database", text);
     }

@@ -99,7 +99,8 @@ async fn reads_after_a_failed_ping_use_no_broken_connection() {
     let fixture = start(LONG_TIMEOUT).await;
     for _ in 0..4 {
         join_all((0..40).map(|_| fixture.service.history("s"))).await;
-        // No ping before this time, so the test can only fail without pings if the following reads take less.
+        // Longer than the time after which an idle connection is pinged. On a machine on which the reads below take longer, too,
+        // they ping each connection, and the test can't fail.
         sleep(Duration::from_millis(110)).await;
         fixture.service.history("s").await;
         fixture.proxy.cut_connections();
