@@ -5,10 +5,10 @@
 //! among the messages: a name or a number that no message has weighs most. The score is the share of the weight of the sentence that
 //! one message covers. A sentence with a low score is not wrong for certain: it may combine several messages, or use other words.
 
-use super::search::analyzer::{Analyzer, segments};
+use super::search::analyzer::{Analyzer, StopTerms, segments};
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
-use std::rc::Rc;
+use std::sync::Arc;
 use unicode_segmentation::UnicodeSegmentation as _;
 
 /// The score from which a sentence counts as supported.
@@ -128,7 +128,7 @@ struct Vocabulary {
     analyzer: Analyzer,
     ids: HashMap<String, usize>,
     analyzed: HashMap<String, Vec<Word>>,
-    stop_words: Rc<HashSet<Rc<str>>>,
+    stop_words: StopTerms,
     stop_terms: HashSet<usize>,
 }
 
@@ -168,7 +168,7 @@ impl Vocabulary {
                 continue;
             }
             let id = |key: &str| self.ids.get(key).copied();
-            let word = |(term, form): (Rc<str>, Rc<str>)| Word {
+            let word = |(term, form): (Arc<str>, Arc<str>)| Word {
                 term: id(&term),
                 form: id(&format!("={form}")),
                 is_item_number: is_item_number(raw),
@@ -182,7 +182,7 @@ impl Vocabulary {
 }
 
 /// Returns the terms of a segment, each with its unstemmed form.
-fn forms(analyzer: Analyzer, raw: &str) -> impl Iterator<Item = (Rc<str>, Rc<str>)> {
+fn forms(analyzer: Analyzer, raw: &str) -> impl Iterator<Item = (Arc<str>, Arc<str>)> {
     let tokens = analyzer.tokens(raw).into_iter().filter(|token| !token.is_unigram);
     tokens.map(|token| (token.term, token.unstemmed))
 }

@@ -11,11 +11,10 @@ use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error, StrDeserializer};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::mem;
 use std::ops::Range;
-use std::rc::Rc;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_normalization::char::is_combining_mark;
 
@@ -89,9 +88,9 @@ pub struct Segment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     /// The normalized and stemmed word. Contains only letters and digits.
-    pub term: Rc<str>,
+    pub term: Arc<str>,
     /// The normalized word before stemming. Prefix queries match this form.
-    pub unstemmed: Rc<str>,
+    pub unstemmed: Arc<str>,
     /// Position in the text, in bytes.
     pub range: Range<usize>,
     /// Number of words and characters before this one.
@@ -100,34 +99,68 @@ pub struct Token {
     pub is_unigram: bool,
 }
 
+/// The terms of words that say little about a text.
+pub type StopTerms = Arc<HashSet<Arc<str>>>;
+
 /// The terms of a word, each with its unstemmed form. Most words have one. A word that consists of combining marks has none, and a
 /// word with apostrophes may have several.
-type Terms = Rc<[(Rc<str>, Rc<str>)]>;
+type Terms = Arc<[(Arc<str>, Arc<str>)]>;
 
-/// The words that a thread has analyzed, as they are written: to stem a word takes ten times as long as to find it here.
-#[derive(Default)]
+/// Words that were analyzed, as they are written: to stem a word takes ten times as long as to find it here.
+#[derive(Debug, Default)]
 struct RecentWords {
     analyzer: Option<Analyzer>,
-    terms: foldhash::HashMap<String, Terms>,
+    newer: foldhash::HashMap<String, Terms>,
+    /// The words of `newer` move here when they are [`MAX_NEWER_WORDS`], and those that occur again move back.
+    older: foldhash::HashMap<String, Terms>,
 }
 
-const MAX_RECENT_WORDS: usize = 8192;
+const MAX_NEWER_WORDS: usize = 4096;
+
+/// The words of the threads that analyze no text now. Threads for computations end soon, so a thread does not keep its words.
+static IDLE_WORDS: Mutex<Vec<RecentWords>> = Mutex::new(Vec::new());
 
 impl RecentWords {
-    fn of(&mut self, analyzer: Analyzer) -> &mut Self {
-        if self.analyzer != Some(analyzer) || self.terms.len() > MAX_RECENT_WORDS {
-            *self = Self { analyzer: Some(analyzer), ..Self::default() };
-        }
-        self
+    /// Calls a function with words of the analyzer that another thread has left, if there are any.
+    fn with<T>(analyzer: Analyzer, work: impl FnOnce(&mut Self) -> T) -> T {
+        let idle = || IDLE_WORDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = idle().pop().filter(|words| words.analyzer == Some(analyzer));
+        let mut words = left.unwrap_or_else(|| Self { analyzer: Some(analyzer), ..Self::default() });
+        let result = work(&mut words);
+        idle().push(words);
+        result
     }
 
     fn terms(&mut self, raw: &str) -> Terms {
-        if let Some(terms) = self.terms.get(raw) {
-            return Rc::clone(terms);
+        if let Some(terms) = self.newer.get(raw) {
+            return Arc::clone(terms);
         }
-        let terms: Terms = self.analyzer.iter().flat_map(|analyzer| analyzer.word_terms(raw)).collect();
-        self.terms.insert(raw.to_owned(), Rc::clone(&terms));
+        if self.newer.len() >= MAX_NEWER_WORDS {
+            mem::swap(&mut self.older, &mut self.newer);
+            self.newer.clear();
+        }
+        let analyze = || self.analyzer.iter().flat_map(|analyzer| analyzer.word_terms(raw)).collect();
+        let (raw, terms) = self.older.remove_entry(raw).unwrap_or_else(|| (raw.to_owned(), analyze()));
+        self.newer.insert(raw, Arc::clone(&terms));
         terms
+    }
+}
+
+/// A set of the letters from `a` to `z`, as bits. To look at the first letter of a word is faster than to find its terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Initials(u32);
+
+impl Initials {
+    const ALL: Self = Self(u32::MAX);
+
+    fn bit(letter: u8) -> Option<u32> {
+        letter.is_ascii_alphabetic().then(|| 1 << (letter.to_ascii_lowercase() - b'a'))
+    }
+
+    /// Returns `true` for a word that begins with another letter. Words with accents or apostrophes can begin with any letter.
+    fn exclude(self, word: &str) -> bool {
+        let is_other = word.bytes().next().and_then(Self::bit).is_some_and(|bit| self.0 & bit == 0);
+        is_other && word.bytes().all(|byte| byte.is_ascii_alphanumeric())
     }
 }
 
@@ -172,23 +205,54 @@ impl Analyzer {
         forms.filter(move |(form, _)| form.starts_with(prefix)).map(|(_, stem)| stem.as_str())
     }
 
+    /// Returns the initials of the words that produce one of these terms or begin with one of these prefixes. In English, a stem
+    /// begins like its word, except for irregular forms.
+    #[must_use]
+    pub fn initials<'p>(self, terms_and_prefixes: impl Iterator<Item = &'p str>) -> Initials {
+        if self.language != Language::English {
+            return Initials::ALL;
+        }
+        let mut initials = Initials(0);
+        for term in terms_and_prefixes {
+            let forms = self.irregular_stems().into_iter().flatten().filter(|(_, stem)| *stem == term);
+            for word in forms.map(|(form, _)| *form).chain([term]) {
+                initials.0 |= word.bytes().next().and_then(Initials::bit).unwrap_or(0);
+            }
+        }
+        initials
+    }
+
     /// Returns all terms of a text, in order. Called for every stored message.
     #[must_use]
     pub fn tokens(self, text: &str) -> Vec<Token> {
-        thread_local! {
-            static RECENT_WORDS: RefCell<RecentWords> = RefCell::default();
-        }
+        self.tokens_with(text, Initials::ALL, |_, _| true)
+    }
+
+    /// Returns the terms of a text for which the condition is true, in order. The condition gets each term and its unstemmed form.
+    /// Skips most words with other initials, of which the condition is never true.
+    pub fn tokens_with(
+        self,
+        text: &str,
+        initials: Initials,
+        condition: impl Fn(&str, &str) -> bool,
+    ) -> Vec<Token> {
         checkpoint::passed(text.len().min(PROGRESS_BYTES));
-        RECENT_WORDS.with_borrow_mut(|recent| {
-            let recent = recent.of(self);
+        RecentWords::with(self, |recent| {
             let (mut tokens, mut position) = (Vec::with_capacity(text.len() / 5), 0);
             for Segment { range, is_word } in segments(text) {
-                let mut push = |term: &Rc<str>, unstemmed: &Rc<str>, range, position, is_unigram| {
-                    let (term, unstemmed) = (Rc::clone(term), Rc::clone(unstemmed));
-                    tokens.push(Token { term, unstemmed, range, position, is_unigram });
+                let mut push = |term: &Arc<str>, unstemmed: &Arc<str>, range, position, is_unigram| {
+                    if condition(term, unstemmed) {
+                        let (term, unstemmed) = (Arc::clone(term), Arc::clone(unstemmed));
+                        tokens.push(Token { term, unstemmed, range, position, is_unigram });
+                    }
                 };
                 if is_word {
-                    for (term, unstemmed) in &*recent.terms(text.get(range.clone()).unwrap_or_default()) {
+                    let raw = text.get(range.clone()).unwrap_or_default();
+                    if initials.exclude(raw) {
+                        position += 1;
+                        continue;
+                    }
+                    for (term, unstemmed) in &*recent.terms(raw) {
                         push(term, unstemmed, range.clone(), position, false);
                         position += 1;
                     }
@@ -196,12 +260,12 @@ impl Analyzer {
                 }
                 let character = |range: Range<usize>| {
                     let terms = recent.terms(text.get(range.clone())?);
-                    terms.first().map(|(character, _)| (Rc::clone(character), range))
+                    terms.first().map(|(character, _)| (Arc::clone(character), range))
                 };
                 let characters: Vec<_> = characters(text, range).into_iter().filter_map(character).collect();
                 for (at, (character, range)) in characters.iter().enumerate() {
                     if let Some((next, end)) = characters.get(at + 1) {
-                        let bigram = Rc::from(format!("{character}{next}"));
+                        let bigram = Arc::from(format!("{character}{next}"));
                         push(&bigram, &bigram, range.start..end.end, position, false);
                     }
                     push(character, character, range.clone(), position, characters.len() > 1);
@@ -212,26 +276,28 @@ impl Analyzer {
         })
     }
 
-    fn word_terms(self, raw: &str) -> impl Iterator<Item = (Rc<str>, Rc<str>)> {
+    fn word_terms(self, raw: &str) -> impl Iterator<Item = (Arc<str>, Arc<str>)> {
         word_parts(raw).filter_map(move |part| {
             let unstemmed = normalize(part);
             let stem = self.stem(&unstemmed);
-            (!stem.is_empty()).then(|| (Rc::from(&*stem), Rc::from(&*unstemmed)))
+            (!stem.is_empty()).then(|| (Arc::from(&*stem), Arc::from(&*unstemmed)))
         })
     }
 
-    /// Returns the terms of words that say little about a text, such as articles and pronouns of the language. Each thread computes
-    /// them once.
+    /// Returns the terms of words that say little about a text, such as articles and pronouns of the language.
     #[must_use]
-    pub fn stop_terms(self) -> Rc<HashSet<Rc<str>>> {
-        thread_local! {
-            static STOP_TERMS: RefCell<HashMap<Analyzer, Rc<HashSet<Rc<str>>>>> = RefCell::default();
+    pub fn stop_terms(self) -> StopTerms {
+        static STOP_TERMS: Mutex<Vec<(Analyzer, StopTerms)>> = Mutex::new(Vec::new());
+        let mut known = STOP_TERMS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, terms)) = known.iter().find(|(analyzer, _)| *analyzer == self) {
+            return Arc::clone(terms);
         }
-        let compute = || Rc::new(self.compute_stop_terms());
-        STOP_TERMS.with_borrow_mut(|known| Rc::clone(known.entry(self).or_insert_with(compute)))
+        let terms = Arc::new(self.compute_stop_terms());
+        known.push((self, Arc::clone(&terms)));
+        terms
     }
 
-    fn compute_stop_terms(self) -> HashSet<Rc<str>> {
+    fn compute_stop_terms(self) -> HashSet<Arc<str>> {
         let words = self.language.rules().and_then(|(code, _)| stop_words::lookup(code)).unwrap_or_default();
         // The list contains `won` as a part of `won't`, and `win` is no stop word.
         let is_irregular =

@@ -2,10 +2,10 @@
 //!
 //! Every text with a word is a valid query. Punctuation without a meaning is ignored.
 
-use super::analyzer::{Analyzer, Token};
+use super::analyzer::{Analyzer, Initials, Token};
 use super::lexemes::TermPattern;
 use std::collections::HashSet;
-use std::rc::Rc;
+use std::sync::Arc;
 
 const MAX_QUERY_CHARS: usize = 1000;
 /// Further clauses of a query are ignored.
@@ -58,6 +58,8 @@ pub struct Query {
     pub excluded: Vec<Phrase>,
     /// `true` if stop words were removed from the query, as from a question.
     pub is_sentence: bool,
+    /// The initials of the words that can match.
+    pub initials: Initials,
 }
 
 impl Query {
@@ -81,6 +83,7 @@ impl Query {
         query.words.truncate(MAX_CLAUSES);
         query.phrases.truncate(MAX_CLAUSES);
         query.excluded.truncate(MAX_CLAUSES);
+        query.initials = analyzer.initials(query.patterns().map(Pattern::beginning));
         Ok(query)
     }
 
@@ -92,6 +95,12 @@ impl Query {
             _ => None,
         };
         self.excluded.iter().filter_map(term).collect()
+    }
+
+    /// Returns the patterns of all words, phrases and exclusions.
+    pub fn patterns(&self) -> impl Iterator<Item = &Pattern> {
+        let phrases = self.phrases.iter().chain(&self.excluded).flatten();
+        self.words.iter().map(|word| &word.pattern).chain(phrases.map(|(_, pattern)| pattern))
     }
 
     /// Removes words that say nothing about a message, such as `the` and `what`, unless only such words remain.
@@ -136,15 +145,23 @@ impl Query {
 impl Pattern {
     /// Returns `true` if a word of a text matches. Prefixes match the word as it is written.
     #[must_use]
-    pub fn matches(&self, token: &Token) -> bool {
+    pub fn matches(&self, term: &str, unstemmed: &str) -> bool {
         match self {
-            Self::Term(term) => **term == *token.term,
-            Self::Prefix { prefix, .. } => token.unstemmed.starts_with(prefix),
+            Self::Term(of_query) => of_query == term,
+            Self::Prefix { prefix, .. } => unstemmed.starts_with(prefix),
+        }
+    }
+
+    /// Returns the term or the prefix.
+    #[must_use]
+    pub fn beginning(&self) -> &str {
+        match self {
+            Self::Term(beginning) | Self::Prefix { prefix: beginning, .. } => beginning,
         }
     }
 
     /// Returns `true` if the pattern is one of these terms.
-    pub fn is_term_in(&self, terms: &HashSet<Rc<str>>) -> bool {
+    pub fn is_term_in(&self, terms: &HashSet<Arc<str>>) -> bool {
         matches!(self, Self::Term(term) if terms.contains(&**term))
     }
 

@@ -16,7 +16,7 @@ use super::query::Query;
 use super::text::{Speaker, searchable_text, speaker};
 use crate::domain::id::SessionId;
 use crate::domain::message::Message;
-use std::collections::{HashMap, HashSet};
+use foldhash::{HashMap, HashSet};
 use time::OffsetDateTime;
 
 /// BM25's saturation of repeated words, at its usual value. The length of the messages has no influence.
@@ -66,11 +66,14 @@ pub fn weight(matching: i64, all: i64) -> f64 {
     ((all - matching + 0.5) / (matching + 0.5)).ln_1p()
 }
 
+/// The candidates of a session, by `seq`.
+type BySeq<'a> = HashMap<i64, &'a Candidate>;
+
 /// The candidates of one query with all that their scores depend on.
 pub struct Ranking<'a> {
     query: &'a Query,
     candidates: &'a [Candidate],
-    by_position: HashMap<&'a SessionId, HashMap<i64, &'a Candidate>>,
+    by_position: HashMap<&'a SessionId, BySeq<'a>>,
     /// The weight of each word of the query. Zero for names of speakers.
     weights: Vec<f64>,
     /// The speakers that the query names.
@@ -81,12 +84,12 @@ impl<'a> Ranking<'a> {
     /// Prepares the ranking of candidates. `weights` are those of the words of the query, in their order.
     #[must_use]
     pub fn new(analyzer: Analyzer, query: &'a Query, weights: &[f64], candidates: &'a [Candidate]) -> Self {
-        let mut by_position: HashMap<&SessionId, HashMap<i64, &Candidate>> = HashMap::new();
+        let mut by_position: HashMap<&SessionId, BySeq<'_>> = HashMap::default();
         for candidate in candidates {
             let MessageRef { session, seq } = &candidate.place;
             by_position.entry(session).or_default().insert(*seq, candidate);
         }
-        let (all_weights, mut weights, mut named) = (weights, weights.to_vec(), HashSet::new());
+        let (all_weights, mut weights, mut named) = (weights, weights.to_vec(), HashSet::default());
         for speaker in by_position.values().flat_map(speakers).collect::<HashSet<_>>() {
             let name = analyzer.tokens(speaker).into_iter().map(|token| token.term).collect();
             for (weight, word) in weights.iter_mut().zip(&query.words) {
@@ -98,7 +101,7 @@ impl<'a> Ranking<'a> {
         }
         // If the query consists of names, they are search terms.
         if weights.iter().all(|weight| *weight == 0.0) {
-            (weights, named) = (all_weights.to_vec(), HashSet::new());
+            (weights, named) = (all_weights.to_vec(), HashSet::default());
         }
         Self { query, candidates, by_position, weights, named }
     }
@@ -130,11 +133,13 @@ impl<'a> Ranking<'a> {
             return Vec::new();
         }
         let last_score = hits.get(limit.saturating_sub(1)).map_or(0.0, |(_, score)| *score);
-        let mut positions = HashSet::new();
+        let mut positions = HashSet::default();
         for candidate in self.candidates.iter().filter(|candidate| candidate.text_match.has_word()) {
             let around = neighbours(candidate.place.seq).map(|(seq, _)| (&candidate.place.session, seq));
-            let is_other =
-                |(session, seq): &(&SessionId, i64)| *seq > 0 && self.candidate(session, *seq).is_none();
+            let of_session = self.by_position.get(&candidate.place.session);
+            let is_other = |(_, seq): &(&SessionId, i64)| {
+                *seq > 0 && of_session.is_none_or(|known| !known.contains_key(seq))
+            };
             positions.extend(around.filter(is_other));
         }
         let scored = positions.into_iter().filter_map(|(session, seq)| {
@@ -147,16 +152,12 @@ impl<'a> Ranking<'a> {
         best.map(|(_, session, seq)| MessageRef { session: session.clone(), seq }).collect()
     }
 
-    fn candidate(&self, session: &SessionId, seq: i64) -> Option<&'a Candidate> {
-        self.by_position.get(session)?.get(&seq).copied()
-    }
-
     /// Returns the score of a message by its own words and those of its neighbours, or `None` if it is no hit.
     fn score(&self, session: &SessionId, seq: i64) -> Option<f64> {
+        let of_session = self.by_position.get(session)?;
         let mut window = vec![0.0; self.weights.len()];
-        let add = |window: &mut [f64], seq, share| {
-            let words =
-                self.candidate(session, seq).into_iter().flat_map(|found| &found.text_match.frequencies);
+        let add = |window: &mut [f64], seq: i64, share| {
+            let words = of_session.get(&seq).into_iter().flat_map(|found| &found.text_match.frequencies);
             #[expect(clippy::cast_precision_loss, reason = "counts, far below 2^52")]
             window.iter_mut().zip(words).for_each(|(sum, frequency)| *sum += share * *frequency as f64);
         };
@@ -189,7 +190,7 @@ fn neighbours(seq: i64) -> impl Iterator<Item = (i64, f64)> {
 }
 
 /// Returns the speakers of the messages of a session. A text that begins with `Note: ` has none, except in a transcript.
-fn speakers<'a>(messages: &HashMap<i64, &'a Candidate>) -> Vec<&'a str> {
+fn speakers<'a>(messages: &BySeq<'a>) -> Vec<&'a str> {
     let speakers = messages.values().filter_map(|candidate| candidate.speaker.as_ref());
     let leading = speakers.clone().filter(|speaker| speaker.is_leading).count();
     let is_transcript = leading * 2 > messages.len();
