@@ -111,12 +111,14 @@ impl MemoryService {
         let limit = request.limit.min(MAX_LIMIT);
         // Hits beyond the limit can become the best ones.
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
-        let Candidates { refs, weights } =
+        let Candidates { entries, weights } =
             select_candidates(&self.store, tenant, &filter, &query, &read.candidates).await?;
         drop(thread);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
-        for chunk in refs.chunks(MAX_RANKED) {
-            read = self.read(tenant, &filter, chunk, read).await?;
+        for chunk in entries.chunks(MAX_RANKED) {
+            let located = self.store.locate_entries(tenant, &filter, chunk).await?;
+            let refs: Vec<MessageRef> = located.into_iter().map(|(_, message)| message).collect();
+            read = self.read(tenant, &filter, &refs, read).await?;
             if read.matches() >= ranked_hits {
                 break;
             }
@@ -161,6 +163,9 @@ impl MemoryService {
     ) -> Result<ReadMessages, Error> {
         let known: HashSet<&MessageRef> = read.candidates.iter().map(|known| &known.place).collect();
         let unread: Vec<_> = refs.iter().filter(|found| !known.contains(found)).cloned().collect();
+        if unread.is_empty() {
+            return Ok(read);
+        }
         let user = filter.user.as_ref();
         let stored = self.store.fetch_messages(tenant, user, &unread, &[0..=0], MAX_RANKED_BYTES).await?;
         read.add(filter, stored).await

@@ -3,7 +3,7 @@
 //! On Postgres, the table `search` has no row-level security, because a policy would prevent the use of its index (see the
 //! migrations). Every statement filters by tenant, and the messages themselves are read from `messages`, which has a policy.
 //! FTS5 on SQLite returns the newest matches first without reading the others. A lexeme of the session in the query makes it skip
-//! the rows of other sessions.
+//! the entries of other sessions. Only the messages of promising entries are looked up there.
 
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::DbTime;
@@ -12,6 +12,8 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
 use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sqlx::Row as _;
 use std::ops::RangeInclusive;
@@ -36,7 +38,8 @@ pub struct SearchFilter {
 pub struct IndexEntry {
     /// A higher id was stored later. The entries of all tenants have ids from 1.
     pub id: i64,
-    pub message: MessageRef,
+    /// The message, on Postgres. On SQLite, [`Store::locate_entries`] reads it, because that takes longer than to find the id.
+    message: Option<MessageRef>,
 }
 
 /// Only a small part of a message with more JSON than this is searchable.
@@ -88,9 +91,9 @@ impl FtsSyntax {
     }
 }
 
-/// A function on Postgres, because it reads more and more of the index until it has found enough. On SQLite, one JSON text for each
-/// query, because transferring a row takes longer than finding it, from the ids that messages of the time range can have. Sessions that are
-/// being erased are left out.
+/// A function on Postgres, because it reads more and more of the index until it has found enough. On SQLite, the ids of each query as
+/// one JSON text, because transferring a row takes longer than finding it, from the ids that messages of the time range can have. Reads
+/// the row of each entry only if it must compare times, or if other tenants have the same prefix.
 const LOOKUP_TERMS: Sql = Sql {
     postgres: "\
         SELECT ids, sessions, seqs
@@ -99,19 +102,31 @@ const LOOKUP_TERMS: Sql = Sql {
         WITH range AS MATERIALIZED (
             SELECT coalesce(min(bucket), 0) << 11 AS first, (coalesce(max(bucket), -1) + 1) << 11 AS after
             FROM search_times WHERE ($4 IS NULL OR newest >= $4) AND ($5 IS NULL OR oldest < $5)
+        ), checks AS MATERIALIZED (
+            SELECT $4 IS NOT NULL OR $5 IS NOT NULL OR EXISTS (
+                SELECT 1 FROM search_tenants AS own CROSS JOIN search_tenants AS other ON other.prefix = own.prefix
+                WHERE own.tenant_id = $1 AND other.tenant_id <> $1
+            ) AS reads_rows
         )
         SELECT (
-            SELECT json_group_array(json_array(id, session_id, seq)) FROM (
-                SELECT s.id, s.session_id, s.seq
-                FROM search_lexemes AS l CROSS JOIN search AS s ON s.id = l.rowid
+            SELECT json_group_array(id) FROM (
+                SELECT l.rowid AS id FROM search_lexemes AS l
                 WHERE search_lexemes MATCH q.value AND l.rowid >= (SELECT first FROM range)
-                    AND l.rowid < (SELECT after FROM range) AND s.tenant_id = $1 AND ($3 IS NULL OR s.session_id = $3)
-                    AND ($4 IS NULL OR s.created_at >= $4) AND ($5 IS NULL OR s.created_at < $5)
-                    AND s.session_id NOT IN (SELECT session_id FROM sessions WHERE tenant_id = $1 AND import_until = 0)
+                    AND l.rowid < (SELECT after FROM range) AND (NOT (SELECT reads_rows FROM checks) OR EXISTS (
+                        SELECT 1 FROM search AS s
+                        WHERE s.id = l.rowid AND s.tenant_id = $1 AND ($3 IS NULL OR s.session_id = $3)
+                            AND ($4 IS NULL OR s.created_at >= $4) AND ($5 IS NULL OR s.created_at < $5)
+                    ))
                 ORDER BY l.rowid DESC LIMIT $6
             )
-        ) AS matches FROM json_each($2) AS q ORDER BY q.key",
+        ) AS ids FROM json_each($2) AS q ORDER BY q.key",
 };
+
+/// Reads the messages of entries, on SQLite, except those in sessions that are being erased.
+const LOCATE_ENTRIES: &str = "\
+    SELECT json_group_array(json_array(s.id, s.session_id, s.seq) ORDER BY e.key) AS messages
+    FROM json_each($2) AS e CROSS JOIN search AS s ON s.id = e.value
+    WHERE s.tenant_id = $1 AND s.session_id NOT IN (SELECT session_id FROM sessions WHERE tenant_id = $1 AND import_until = 0)";
 
 /// Consecutive messages of a session. Those next to `origin` come first.
 pub(super) struct Span<'a> {
@@ -125,7 +140,7 @@ pub(super) struct Span<'a> {
 /// Spans are one JSON text. Their bounds are columns, because row-level security prevents index conditions on computed values.
 /// Messages beyond the size limit are not read, because both databases know the length of a text without reading it.
 macro_rules! read_spans {
-    ($elements:literal, $lateral:literal, $fence:literal) => {
+    ($elements:literal, $id:literal, $lateral:literal, $fence:literal, $message:literal) => {
         concat!(
             "WITH spans AS MATERIALIZED (
                 SELECT coalesce($1, value ->> 1) AS tenant_id, value ->> 2 AS session_id,
@@ -133,7 +148,7 @@ macro_rules! read_spans {
                     CAST(value ->> 4 AS bigint) AS first_seq, CAST(value ->> 5 AS bigint) AS last_seq
                 FROM ", $elements, "
             ), found AS MATERIALIZED (
-                SELECT w.tenant_id, w.session_id, m.seq, max(octet_length(m.message)) AS bytes,
+                SELECT w.tenant_id, w.session_id, m.seq, ", $id, " AS id, max(octet_length(m.message)) AS bytes,
                     min((w.place << 32) + abs(m.seq - w.origin)) AS place
                 FROM spans AS w CROSS JOIN ", $lateral, " messages AS m
                 WHERE m.tenant_id = w.tenant_id AND m.session_id = w.session_id AND m.seq >= w.first_seq
@@ -147,24 +162,45 @@ macro_rules! read_spans {
                         WHERE s.tenant_id = f.tenant_id AND s.session_id = f.session_id
                     )
                 ) AS sized WHERE before < $3
-            )
-            SELECT w.place >> 32 AS place, m.session_id, m.seq, m.created_at, m.redaction, m.message
-            FROM kept AS w CROSS JOIN ", $lateral, " messages AS m
-            WHERE m.tenant_id = w.tenant_id AND m.session_id = w.session_id AND m.seq = w.seq ", $fence, "
-            ORDER BY w.place"
+            )",
+            $message
         )
     };
 }
 
-/// On Postgres, `OFFSET 0` forces an index scan for each span, whatever number of rows the planner expects.
+/// On Postgres, `OFFSET 0` forces an index scan for each span, whatever number of rows the planner expects. On SQLite, small
+/// messages are in one row, because the driver copies each column of each row. Each message has two lines: its [`PlacedMessage`], and its
+/// JSON, which has no line breaks.
 const READ_SPANS: Sql = Sql {
     postgres: read_spans!(
         "json_array_elements(CAST($2 AS json))",
+        "NULL",
         "LATERAL (SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message FROM",
-        "OFFSET 0) AS m"
+        "OFFSET 0) AS m",
+        "SELECT w.place, m.session_id, m.seq, m.created_at, m.redaction, m.message
+        FROM kept AS w CROSS JOIN LATERAL (
+            SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message FROM messages AS m
+            WHERE m.tenant_id = w.tenant_id AND m.session_id = w.session_id AND m.seq = w.seq OFFSET 0
+        ) AS m"
     ),
-    sqlite: read_spans!("json_each($2)", "", ""),
+    sqlite: read_spans!(
+        "json_each($2)",
+        "m.rowid",
+        "",
+        "",
+        ", lines AS NOT MATERIALIZED (
+            SELECT json_array(w.place, m.session_id, m.seq, m.created_at, m.redaction) || char(10) || m.message AS lines,
+                w.bytes > 65536 AS is_large
+            FROM kept AS w CROSS JOIN messages AS m ON m.rowid = w.id
+        )
+        SELECT group_concat(lines, char(10)) AS lines FROM lines WHERE NOT is_large
+        UNION ALL SELECT lines FROM lines WHERE is_large"
+    ),
 };
+
+/// A message of [`READ_SPANS`] on SQLite: place, including the distance to the origin, session, `seq`, time and the mark of its redaction.
+#[derive(Deserialize)]
+struct PlacedMessage<'l>(i64, &'l str, i64, i64, Option<String>);
 
 impl Store {
     /// Returns for each query the `limit` newest matching entries, however many there are, newest first.
@@ -181,6 +217,32 @@ impl Store {
         let statement = statement.bind(filter.session.as_ref().map(SessionId::as_str));
         let statement = statement.bind(filter.since.map(DbTime)).bind(filter.until.map(DbTime)).bind(limit);
         statement.read_all_of_search().await?.iter().map(index_entries).collect()
+    }
+
+    /// Returns the messages of entries, in order, each with the id of its entry. Leaves out sessions that are being erased, and others
+    /// than that of the filter.
+    pub async fn locate_entries(
+        &self,
+        tenant: &TenantId,
+        filter: &SearchFilter,
+        entries: &[IndexEntry],
+    ) -> Result<Vec<(i64, MessageRef)>, StoreError> {
+        let mut located = Vec::new();
+        if let Self::Postgres(_) = self {
+            located.extend(entries.iter().filter_map(|entry| Some((entry.id, entry.message.clone()?))));
+            return Ok(located);
+        }
+        let ids = entries.iter().map(|entry| entry.id).collect::<Value>().to_string();
+        let statement = self.global_statement(LOCATE_ENTRIES).bind(tenant.as_str()).bind(ids);
+        for row in &statement.read_all_of_search().await? {
+            for (id, session, seq) in json_field(row, "messages")? {
+                located.push((id, message_ref(session, seq)?));
+            }
+        }
+        if let Some(session) = &filter.session {
+            located.retain(|(_, message)| message.session == *session);
+        }
+        Ok(located)
     }
 
     /// Returns the messages at these distances from each of `refs`, without duplicates, until their JSON exceeds `max_bytes`. Those
@@ -226,27 +288,58 @@ impl Store {
         };
         let statement = statement.bind(spans).bind(max_bytes).bind(large_bytes);
         let rows = statement.bind(user.map(UserId::as_str)).read_all_of_search().await?;
-        let placed = |row: &AnyRow| {
-            let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
-            Ok((place, rows::session_id(row)?, rows::stored_message(row)?))
-        };
-        rows.iter().map(placed).collect()
+        let mut placed = Vec::with_capacity(rows.len());
+        for row in &rows {
+            if let AnyRow::Postgres(row) = row {
+                placed.push((row.field("place")?, rows::session_id(row)?, rows::stored_message(row)?));
+            } else if let Some(lines) = row.field("lines")? {
+                decode_lines(lines, &mut placed)?;
+            }
+        }
+        placed.sort_unstable_by_key(|(place, ..)| *place);
+        let of_span = |place: i64| usize::try_from(place >> 32).unwrap_or(usize::MAX);
+        Ok(placed.into_iter().map(|(place, session, message)| (of_span(place), session, message)).collect())
     }
 }
 
-fn index_entries(row: &AnyRow) -> Result<Vec<IndexEntry>, StoreError> {
-    let found: Vec<(i64, String, i64)> = match row {
-        AnyRow::Postgres(row) => {
-            let (ids, sessions): (Vec<_>, Vec<_>) = (row.try_get("ids")?, row.try_get("sessions")?);
-            let seqs: Vec<_> = row.try_get("seqs")?;
-            ids.into_iter().zip(sessions).zip(seqs).map(|((id, session), seq)| (id, session, seq)).collect()
-        }
-        AnyRow::Sqlite(row) => serde_json::from_str(row.try_get("matches")?)
-            .map_err(StoreError::corrupt("a row of the index"))?,
-    };
-    let entry = |(id, session, seq)| {
+/// Decodes a column `lines` of [`READ_SPANS`].
+fn decode_lines(lines: &str, placed: &mut Vec<(i64, SessionId, StoredMessage)>) -> Result<(), StoreError> {
+    let mut lines = lines.split('\n');
+    while let (Some(placement), Some(json)) = (lines.next(), lines.next()) {
+        let PlacedMessage(place, session, seq, micros, redaction) =
+            serde_json::from_str(placement).map_err(StoreError::corrupt("the place of a message"))?;
+        let redaction = redaction.map(|mark| rows::redaction_mark(&mark)).transpose()?;
+        let message = StoredMessage {
+            seq,
+            created_at: DbTime::from_micros(micros)?.0,
+            redacted_at: redaction.map(|mark| mark.redacted_at),
+            json: json.to_owned(),
+        };
         let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
-        Ok(IndexEntry { id, message: MessageRef { session, seq } })
+        placed.push((place, session, message));
+    }
+    Ok(())
+}
+
+fn index_entries(row: &AnyRow) -> Result<Vec<IndexEntry>, StoreError> {
+    let AnyRow::Postgres(postgres) = row else {
+        let entry = |id| IndexEntry { id, message: None };
+        return Ok(json_field(row, "ids")?.into_iter().map(entry).collect());
     };
-    found.into_iter().map(entry).collect()
+    let (ids, sessions): (Vec<i64>, Vec<String>) = (postgres.try_get("ids")?, postgres.try_get("sessions")?);
+    let seqs: Vec<i64> = postgres.try_get("seqs")?;
+    let entries = ids.into_iter().zip(sessions).zip(seqs);
+    entries
+        .map(|((id, session), seq)| Ok(IndexEntry { id, message: Some(message_ref(session, seq)?) }))
+        .collect()
+}
+
+fn message_ref(session: String, seq: i64) -> Result<MessageRef, StoreError> {
+    let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
+    Ok(MessageRef { session, seq })
+}
+
+/// Returns the elements of a JSON list.
+fn json_field<T: DeserializeOwned>(row: &AnyRow, column: &'static str) -> Result<Vec<T>, StoreError> {
+    serde_json::from_str(row.field(column)?).map_err(StoreError::corrupt("a list of the index"))
 }

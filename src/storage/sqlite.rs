@@ -45,6 +45,9 @@ pub(super) use exchanges::append_in_transaction;
 /// caches of the default size of 2 MiB take more memory than the sessions that precis caches.
 const READER_CACHE: &str = "-512";
 
+/// The page cache of a connection that searches. The inner pages of a table of a million entries fit into it.
+const SEARCH_CACHE: &str = "-4096";
+
 /// SQLite's code for a full disk.
 const FULL: u32 = 13;
 
@@ -140,6 +143,7 @@ impl Sqlite {
             pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
         // The thread of a connection inherits the priority of the thread that opens it.
         let searches = pool(cores()).min_connections(cores());
+        let connect = connect.pragma("cache_size", SEARCH_CACHE);
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
         let appends = exchanges::batcher(&writer);
         let heads = heads::batcher(&readers);

@@ -31,9 +31,14 @@ impl Conversation {
         most: i64,
     ) -> Vec<MessageRef> {
         self.index_all().await;
-        let found =
-            self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap().remove(0);
-        found.into_iter().map(|entry| entry.message).collect()
+        let found = self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap();
+        self.located(scope, &found[0]).await
+    }
+
+    /// Returns the messages of entries of the index.
+    pub(crate) async fn located(&self, scope: &SearchFilter, entries: &[IndexEntry]) -> Vec<MessageRef> {
+        let located = self.store.locate_entries(&self.tenant, scope, entries).await.unwrap();
+        located.into_iter().map(|(_, message)| message).collect()
     }
 }
 
@@ -143,12 +148,11 @@ async fn lookup_reads_backwards_until_it_has_found_enough(backend: Backend) {
     for limit in [3, 5, 12, 16, 100_usize] {
         let most = i64::try_from(limit).unwrap();
         let found = demo.store.lookup_terms(&demo.tenant, &all, &queries, most).await.unwrap();
-        let entries_seqs =
-            |entries: &[IndexEntry]| entries.iter().map(|entry| entry.message.seq).collect::<Vec<_>>();
+        let entries_seqs = async |entries: &[IndexEntry]| seqs(&demo.located(&all, entries).await);
         let first = |seqs: &[i64]| seqs.iter().copied().take(limit).collect::<Vec<_>>();
         assert_eq!(found.iter().map(Vec::len).max(), Some(limit));
-        assert_eq!(entries_seqs(&found[1]), first(&exact), "{limit}");
-        assert_eq!(entries_seqs(&found[2]), first(&plums), "{limit}");
+        assert_eq!(entries_seqs(&found[1]).await, first(&exact), "{limit}");
+        assert_eq!(entries_seqs(&found[2]).await, first(&plums), "{limit}");
         assert_eq!(found[3], []);
         // The ids count the messages of all tenants.
         let (newest, oldest) = (found[0][0].id, found[0][limit - 1].id);
@@ -156,7 +160,7 @@ async fn lookup_reads_backwards_until_it_has_found_enough(backend: Backend) {
     }
     let in_session = SearchFilter { session: Some(demo.session.clone()), ..all };
     let found = demo.store.lookup_terms(&demo.tenant, &in_session, &queries, 100).await.unwrap();
-    let found_plums: Vec<i64> = found[2].iter().map(|entry| entry.message.seq).collect();
+    let found_plums = seqs(&demo.located(&in_session, &found[2]).await);
     assert_eq!((found[0].len(), found_plums), (100, plums));
 }
 

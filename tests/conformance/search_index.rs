@@ -247,9 +247,9 @@ impl Scene {
                 let query = [probe(&[&[word]])];
                 for filter in [all.clone(), SearchFilter { user: user.clone(), ..all.clone() }] {
                     let found = store.lookup_terms(tenant, &filter, &query, 99).await.unwrap();
-                    let is_found = found[0]
-                        .iter()
-                        .any(|found| (&found.message.session, found.message.seq) == (session, *seq));
+                    let found = store.locate_entries(tenant, &filter, &found[0]).await.unwrap();
+                    let is_found =
+                        found.iter().any(|(_, found)| (&found.session, found.seq) == (session, *seq));
                     assert!(is_found, "{session} {seq} {word}");
                 }
             }
@@ -517,8 +517,9 @@ async fn concurrent_indexing_creates_each_entry_once(backend: Backend) {
                 // A message is indexed before it stops to be missing.
                 let missing = demo.store.missing_messages(&demo.tenant, &scope, 999, 9999).await.unwrap();
                 let found = demo.store.lookup_terms(&demo.tenant, &scope, &plum, 9999).await.unwrap();
+                let found = demo.located(&scope, &found[0]).await;
                 let missing = missing.newest.into_iter().map(|(_, message)| message.seq);
-                let found = found[0].iter().map(|entry| entry.message.seq);
+                let found = found.iter().map(|message| message.seq);
                 let found: BTreeSet<i64> = missing.chain(found).collect();
                 assert_eq!(found.len(), stored);
             }

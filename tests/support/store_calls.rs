@@ -101,6 +101,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("lookup_terms of a session", 20),
     ("lookup_terms, common word", 100),
     ("lookup_terms, common word of a session", 100),
+    ("locate_entries", 20),
     ("fetch_messages", 20),
     ("fetch_messages of a user", 20),
     ("fetch_messages of neighbours", 40),
@@ -731,6 +732,10 @@ impl Calls<'_> {
             "lookup_terms" => {
                 let word = if what.contains("common") { probe("common") } else { probe("few7") };
                 store.lookup_terms(tenant, &filter, &[word], 100).await.unwrap()[0].len()
+            }
+            "locate_entries" => {
+                let found = store.lookup_terms(tenant, &filter, &[probe("few7")], 100).await.unwrap();
+                store.locate_entries(tenant, &filter, &found[0]).await.unwrap().len()
             }
             "fetch_messages" => {
                 let user = what.ends_with("user").then_some(user);
