@@ -48,7 +48,7 @@ const SQLITE: &[Source] = &[
     (16, "message keys", include_str!("../../migrations/sqlite/0016_message_keys.sql")),
     (17, "schema compatibility", include_str!("../../migrations/sqlite/0017_schema_compatibility.sql")),
     (19, "consolidation records", include_str!("../../migrations/sqlite/0019_consolidation_records.sql")),
-    (20, "search tenants", include_str!("../../migrations/sqlite/0020_search_tenants.sql")),
+    (20, "search prefixes", include_str!("../../migrations/sqlite/0020_search_prefixes.sql")),
 ];
 
 /// The objects of the newest schema, a line each. A test compares them with a migrated database.

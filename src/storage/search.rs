@@ -104,7 +104,7 @@ const LOOKUP_TERMS: Sql = Sql {
             FROM search_times WHERE ($4 IS NULL OR newest >= $4) AND ($5 IS NULL OR oldest < $5)
         ), checks AS MATERIALIZED (
             SELECT $4 IS NOT NULL OR $5 IS NOT NULL OR EXISTS (
-                SELECT 1 FROM search_tenants AS own CROSS JOIN search_tenants AS other ON other.prefix = own.prefix
+                SELECT 1 FROM tenants AS own CROSS JOIN tenants AS other ON other.search_prefix = own.search_prefix
                 WHERE own.tenant_id = $1 AND other.tenant_id <> $1
             ) AS reads_rows
         )
