@@ -8,6 +8,7 @@
 #![expect(clippy::cast_possible_wrap, reason = "lengths, compared with `seq`: none is near the border")]
 
 mod api_keys;
+mod connections;
 mod consolidation_records;
 mod consolidations;
 mod conversation;

@@ -46,7 +46,7 @@ struct Single {
 
 /// Returns the batcher of a pool.
 pub(super) fn batcher(pool: &Connections, hints: &Arc<IndexHints>) -> AppendBatcher {
-    let (batch_pool, batch_hints) = (pool.clone(), Arc::clone(hints));
+    let (batch_pool, batch_hints) = (pool.keeping(), Arc::clone(hints));
     let [lock_waits, large] = [MAX_LOCK_WAITS, MAX_LARGE].map(|slots| Arc::new(Semaphore::new(slots)));
     let single = Single { pool: pool.clone(), hints: Arc::clone(hints), lock_waits, large };
     Batcher::new(

@@ -9,7 +9,7 @@ const READ_SESSION_HEADS: &str = "SELECT * FROM read_session_heads($1, $2)";
 
 /// Returns the batcher of a pool.
 pub(super) fn batcher(pool: &Connections) -> HeadBatcher {
-    let pool = pool.clone();
+    let pool = pool.keeping();
     heads::batcher(move |requests| Box::pin(read_heads(pool.clone(), requests)))
 }
 

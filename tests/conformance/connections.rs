@@ -1,0 +1,37 @@
+//! The connections of batches.
+
+use crate::conversation::Conversation;
+use crate::sql::Sql;
+use crate::support::backend::Backend;
+use futures_util::future::join_all;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// The pool uses its connections in turn, and a batcher keeps its connection until it is idle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_on_postgres_stay_on_a_connection_and_return_it() {
+    const APPENDING: &str = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND query LIKE '%FROM append_exchanges(%' AND pid <> pg_backend_pid()";
+    let backend = Backend::postgres().await;
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    join_all((0..8).map(|_| demo.store.index_state())).await;
+    let open = demo.store.connection_counts().open;
+    assert!(open >= 6, "{open} connections are open");
+    for _ in 0..60 {
+        demo.say(&["a", "b"]).await;
+    }
+    // A stall of the machine lets the batcher return its connection.
+    let used = sql.number(APPENDING).await;
+    assert!((1..=3).contains(&used), "{used} connections have appended exchanges");
+    let returned = async {
+        loop {
+            let counts = demo.store.connection_counts();
+            if counts.idle == counts.open {
+                return;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), returned).await.expect("all connections return to the pool");
+}
