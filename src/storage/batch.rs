@@ -60,7 +60,9 @@ where
             while let Some(first) = requests.recv().await {
                 // The runtime runs a woken task before the tasks that are ready already. Without this, most batches would
                 // consist of one request, although more have arrived.
-                tokio::task::yield_now().await;
+                if requests.is_empty() {
+                    tokio::task::yield_now().await;
+                }
                 queued.push(first);
                 while queued.len() < max
                     && let Ok(next) = requests.try_recv()
