@@ -1,9 +1,10 @@
 //! The connections of batches.
 
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, exchange};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
+use precis::storage::AppendRequest;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -34,4 +35,22 @@ async fn batches_on_postgres_stay_on_a_connection_and_return_it() {
         }
     };
     timeout(Duration::from_secs(20), returned).await.expect("all connections return to the pool");
+}
+
+/// Batches that fail leave no transaction open on the connection that all writers share.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_batch_on_sqlite_is_rolled_back() {
+    let backend = Backend::sqlite().await;
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    sql.reject_rows("messages", "message", "%poison%").await;
+    let append = async |text| {
+        let request = AppendRequest::new(&demo.tenant, &demo.session, exchange(&["fine", text]), None);
+        demo.store.append_exchange(request).await.is_ok()
+    };
+    let appended = join_all(["a", "poison", "b", "poison", "c"].map(append)).await;
+    assert_eq!(appended, [true, false, true, false, true]);
+    assert_eq!(sql.number("SELECT count(*) FROM messages").await, 6);
+    sql.run("UPDATE sessions SET tokens = tokens").await;
+    demo.say(&["another transaction begins"]).await;
 }

@@ -10,11 +10,13 @@ use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::Batcher;
 use crate::storage::rows::tool_columns;
 use crate::storage::statement::DbRow as _;
-use crate::storage::values::{to_i64, user_from_column};
+use crate::storage::values::{DbTime, to_i64, user_from_column};
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use sqlx::sqlite::SqliteRow;
 use sqlx::{SqliteConnection, SqlitePool};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// Reads the keys of exchanges that are known. `$1` is a list of [`RequestKey`]s.
 const SELECT_IDEMPOTENCY_KEYS: &str = "\
@@ -35,54 +37,64 @@ macro_rules! from_groups {
     };
 }
 
-/// Appends groups of exchanges and returns a row for each appended group. `$1` is a list of [`Group`]s, and `$2` the time.
+/// Appends groups of exchanges and returns a list of [`AppendedGroup`]s, which is one row, because the driver copies each column of
+/// each row. `$1` is a list of [`Group`]s, and `$2` the time.
 ///
 /// The hour and the user of an existing session change in a statement of their own, because an update that names these columns
 /// replaces the entries of two indexes even if the values stay the same. A session that gets its user also gets another
 /// incarnation, so that copies of the session without the user become invalid.
-pub(super) const APPEND_GROUPS: &str = concat!(
-    "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, stored_bytes, created_at,
-        updated_at, activity_hour, incarnation, indexed_seq)
-    SELECT g.value ->> 'tenant', g.value ->> 'session', 
-        coalesce(g.value ->> 'user', nullif(old.user_id, ''), g.value ->> 'default_user', ''),
-        coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens',
-        g.value ->> 'bytes', $2, $2,
-        $2 / 3600000000, randomblob(16), 0
-    FROM jsonb_each($1) AS g
-        LEFT JOIN sessions AS old
-            ON old.tenant_id = g.value ->> 'tenant' AND old.session_id = g.value ->> 'session'
-    WHERE true
-    ON CONFLICT (tenant_id, session_id) DO UPDATE SET
-        last_seq = s.last_seq + excluded.last_seq,
-        tokens = s.tokens + excluded.tokens,
-        stored_bytes = s.stored_bytes + excluded.stored_bytes,
-        metadata = excluded.metadata,
-        created_at = iif(s.last_seq = 0, excluded.created_at, s.created_at),
-        updated_at = max(excluded.updated_at, s.updated_at),
-        indexed_seq = coalesce(s.indexed_seq, s.last_seq)
-    WHERE s.user_id IN ('', excluded.user_id);
+macro_rules! append_groups {
+    () => {
+        concat!(
+            "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, stored_bytes, created_at,
+                updated_at, activity_hour, incarnation, indexed_seq)
+            SELECT g.value ->> 'tenant', g.value ->> 'session',
+                coalesce(g.value ->> 'user', nullif(old.user_id, ''), g.value ->> 'default_user', ''),
+                coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens',
+                g.value ->> 'bytes', $2, $2,
+                $2 / 3600000000, randomblob(16), 0
+            FROM jsonb_each($1) AS g
+                LEFT JOIN sessions AS old
+                    ON old.tenant_id = g.value ->> 'tenant' AND old.session_id = g.value ->> 'session'
+            WHERE true
+            ON CONFLICT (tenant_id, session_id) DO UPDATE SET
+                last_seq = s.last_seq + excluded.last_seq,
+                tokens = s.tokens + excluded.tokens,
+                stored_bytes = s.stored_bytes + excluded.stored_bytes,
+                metadata = excluded.metadata,
+                created_at = iif(s.last_seq = 0, excluded.created_at, s.created_at),
+                updated_at = max(excluded.updated_at, s.updated_at),
+                indexed_seq = coalesce(s.indexed_seq, s.last_seq)
+            WHERE s.user_id IN ('', excluded.user_id);
 
-    UPDATE sessions SET activity_hour = updated_at / 3600000000,
-        incarnation = iif(user_id = '', randomblob(16), incarnation),
-        user_id = iif(user_id = '', (
-            SELECT coalesce(g.value ->> 'user', g.value ->> 'default_user', '') FROM jsonb_each($1) AS g
-            WHERE g.value ->> 'tenant' = tenant_id AND g.value ->> 'session' = session_id
-        ), user_id)
-    WHERE rowid IN (SELECT s.rowid ",
-    from_groups!(),
-    " WHERE s.activity_hour <> s.updated_at / 3600000000
-        OR (s.user_id = '' AND coalesce(g.value ->> 'user', g.value ->> 'default_user') IS NOT NULL));
+            UPDATE sessions SET activity_hour = updated_at / 3600000000,
+                incarnation = iif(user_id = '', randomblob(16), incarnation),
+                user_id = iif(user_id = '', (
+                    SELECT coalesce(g.value ->> 'user', g.value ->> 'default_user', '') FROM jsonb_each($1) AS g
+                    WHERE g.value ->> 'tenant' = tenant_id AND g.value ->> 'session' = session_id
+                ), user_id)
+            WHERE rowid IN (SELECT s.rowid ",
+            from_groups!(),
+            " WHERE s.activity_hour <> s.updated_at / 3600000000
+                OR (s.user_id = '' AND coalesce(g.value ->> 'user', g.value ->> 'default_user') IS NOT NULL));
 
-    INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
-    SELECT s.tenant_id, s.session_id, s.last_seq - (m.value ->> 'from_end'), m.value ->> 'role',
-        m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
-        coalesce(m.value ->> 'created_at', s.updated_at) ",
-    from_groups!(),
-    " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
+            INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
+            SELECT s.tenant_id, s.session_id, s.last_seq - (m.value ->> 'from_end'), m.value ->> 'role',
+                m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
+                coalesce(m.value ->> 'created_at', s.updated_at) ",
+            from_groups!(),
+            " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
 
-    SELECT g.key AS place, s.last_seq, s.updated_at, s.incarnation, s.user_id ",
-    from_groups!()
-);
+            SELECT json_group_array(json_array(g.key, s.last_seq, s.updated_at, hex(s.incarnation), s.user_id)) AS appended ",
+            from_groups!()
+        )
+    };
+}
+
+pub(super) const APPEND_GROUPS: &str = append_groups!();
+
+/// Appends groups in a transaction of their own. One text is one switch to the thread of the connection and back, instead of three.
+const APPEND_IN_OWN_TRANSACTION: &str = concat!("BEGIN IMMEDIATE; ", append_groups!(), "; COMMIT");
 
 /// Adds the idempotency keys of groups that were appended, and deletes expired keys of their sessions, so that these need no
 /// background job. `$1` is a list of [`Group`]s; keys stored before `$2` are expired.
@@ -150,6 +162,10 @@ struct GroupKey<'r> {
     first_from_end: i64,
     last_from_end: i64,
 }
+
+/// A group that was appended: its position, then `last_seq`, time, incarnation and user of the session.
+#[derive(Deserialize)]
+struct AppendedGroup(usize, i64, i64, String, String);
 
 /// The key of an exchange that may be known.
 #[derive(Serialize)]
@@ -271,6 +287,9 @@ async fn append_all(
     requests: &[AppendRequest],
 ) -> Result<Vec<Option<AppendOutcome>>, StoreError> {
     let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
+    if append_at_once(writer, requests, &mut outcomes).await? {
+        return Ok(outcomes);
+    }
     let mut transaction = writer.begin_with("BEGIN IMMEDIATE").await?;
     loop {
         let mut bytes = 0;
@@ -294,6 +313,64 @@ async fn append_all(
         }
         append_groups(&mut transaction, requests, &groups, &mut outcomes).await?;
     }
+}
+
+/// Appends the exchanges with one text of statements. Returns `false` if they need several: because of their keys, the history that they
+/// expect, their size, or because some of them must follow others.
+async fn append_at_once(
+    writer: &SqlitePool,
+    requests: &[AppendRequest],
+    outcomes: &mut [Option<AppendOutcome>],
+) -> Result<bool, StoreError> {
+    let is_plain = |request: &AppendRequest| request.key.is_none() && !append::expects_history(request);
+    if !requests.iter().all(is_plain) || requests.iter().map(append::message_bytes).sum::<usize>() > MAX_BYTES
+    {
+        return Ok(false);
+    }
+    let groups = group(requests.iter().enumerate());
+    let grouped: usize = groups.iter().map(|group| group.exchanges.len()).sum();
+    let is_batched =
+        groups.iter().flat_map(|group| messages(requests, group)).all(|message| message.is_batched);
+    if grouped < requests.len() || !is_batched {
+        return Ok(false);
+    }
+    let mut connection = writer.acquire().await?;
+    let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
+    let query = sqlx::query(APPEND_IN_OWN_TRANSACTION).bind(encode(&rows)).bind(micros(now()));
+    let appended = query.fetch_all(&mut *connection).await;
+    if appended.is_err() {
+        // Fails if SQLite has ended the transaction by itself.
+        let _ = sqlx::query("ROLLBACK").execute(&mut *connection).await;
+    }
+    for (group, appended) in groups.iter().zip(appended_groups(&appended?, &groups)?) {
+        group.fill_outcomes(requests, appended.as_ref(), outcomes);
+    }
+    Ok(true)
+}
+
+/// Returns the result of [`APPEND_GROUPS`] for each group, or `None` if it was not appended.
+fn appended_groups(
+    rows: &[SqliteRow],
+    groups: &[SessionGroup<'_>],
+) -> Result<Vec<Option<PersistedExchange>>, StoreError> {
+    let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
+    let appended: Vec<AppendedGroup> =
+        serde_json::from_str(row.field("appended")?).map_err(StoreError::corrupt("the appended groups"))?;
+    let mut of_groups = vec![None; groups.len()];
+    for AppendedGroup(place, last_seq, updated_at, incarnation, user_id) in appended {
+        let incarnation = Uuid::try_parse(&incarnation).map_err(StoreError::corrupt("an incarnation"))?;
+        if let Some((slot, group)) = of_groups.get_mut(place).zip(groups.get(place)) {
+            *slot = Some(PersistedExchange {
+                first_seq: last_seq - group.messages + 1,
+                last_seq,
+                created_at: DbTime::from_micros(updated_at)?.0,
+                incarnation: Some(incarnation),
+                user_id: user_from_column(user_id)?,
+                replayed: false,
+            });
+        }
+    }
+    Ok(of_groups)
 }
 
 /// Appends an exchange in a transaction that has created the session.
@@ -324,21 +401,7 @@ async fn append_groups(
     drop(rows);
     let now = now();
     let appended = sqlx::query(APPEND_GROUPS).bind(&*encoded).bind(micros(now));
-    let mut of_groups = vec![None; groups.len()];
-    for row in &appended.fetch_all(&mut *transaction).await? {
-        let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
-        if let Some((slot, group)) = of_groups.get_mut(place).zip(groups.get(place)) {
-            let last_seq: i64 = row.field("last_seq")?;
-            *slot = Some(PersistedExchange {
-                first_seq: last_seq - group.messages + 1,
-                last_seq,
-                created_at: row.time("updated_at")?,
-                incarnation: Some(row.field("incarnation")?),
-                user_id: user_from_column(row.field("user_id")?)?,
-                replayed: false,
-            });
-        }
-    }
+    let of_groups = appended_groups(&appended.fetch_all(&mut *transaction).await?, groups)?;
     for (group, appended) in groups.iter().zip(&of_groups) {
         if let Some(appended) = appended {
             insert_separate_messages(transaction, requests, group, appended).await?;
