@@ -318,17 +318,33 @@ mod tests {
 
     mod plans;
 
-    #[tokio::test]
-    async fn only_the_owner_can_read_the_files() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let url = format!("sqlite://{}", folder.path().join("precis.db").display());
+    async fn open(folder: &Path) -> Sqlite {
+        let url = format!("sqlite://{}", folder.join("precis.db").display());
         let options = StoreOptions {
             max_connections: 1,
             acquire_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(5),
             search: None,
         };
-        let store = Sqlite::connect(&url, &options).await.expect("connected");
+        Sqlite::connect(&url, &options).await.expect("connected")
+    }
+
+    /// The options of `.cargo/config.toml`. SQLite does not list the option for `fdatasync`.
+    #[tokio::test]
+    async fn library_has_no_locks_that_are_common_to_all_connections() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = open(folder.path()).await;
+        let options = sqlx::query_scalar("SELECT compile_options FROM pragma_compile_options");
+        let options: Vec<String> = options.fetch_all(&store.writer).await.expect("options");
+        assert!(options.iter().any(|option| option == "DEFAULT_MEMSTATUS=0"), "{options:?}");
+        assert!(options.iter().all(|option| option != "ENABLE_MEMORY_MANAGEMENT"), "{options:?}");
+        store.close().await;
+    }
+
+    #[tokio::test]
+    async fn only_the_owner_can_read_the_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = open(folder.path()).await;
         store.migrate(migrations::sqlite()).await.expect("migrated");
         let mut files = 0;
         for entry in folder.path().read_dir().expect("readable") {
