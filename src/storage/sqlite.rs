@@ -12,6 +12,7 @@ use super::values::DbTime;
 use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions};
 use crate::blocking;
 use crate::domain::search::analyzer::Analyzer;
+use checkpoints::Checkpoints;
 use disk_reserve::DiskReserve;
 use sqlx::error::DatabaseError;
 use sqlx::migrate::Migrator;
@@ -25,12 +26,14 @@ use std::num::NonZero;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 use unindexing::UnindexedSessions;
 
+mod checkpoints;
 mod disk_reserve;
 mod exchanges;
 mod heads;
@@ -95,6 +98,7 @@ pub struct Sqlite {
     searches: SqlitePool,
     search: Option<Analyzer>,
     disk_reserve: DiskReserve,
+    checkpoints: Arc<Checkpoints>,
     /// Transactions that remove many rows run one at a time, so that other writers wait for one of them.
     pub(super) removal_turns: Mutex<()>,
     /// Sessions whose entries are being removed from the index, so that the worker does not add them again.
@@ -114,9 +118,7 @@ impl Sqlite {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
-            // A checkpoint writes each page once that has changed since the last one, so fewer checkpoints write less: with
-            // 1,000 sessions, 33 KiB per exchange instead of 41 with the default of 1,000 pages. The log grows to 16 MiB.
-            .pragma("wal_autocheckpoint", "4000")
+            .pragma("wal_autocheckpoint", checkpoints::MAX_LOG_PAGES)
             .pragma("temp_store", "memory")
             // Overwrites deleted content, so that erased data does not stay in the file.
             .pragma("secure_delete", "on");
@@ -138,6 +140,7 @@ impl Sqlite {
         create_private(&file);
         // The writer connects first: it enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
+        let checkpoints = Checkpoints::start(connect.clone());
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
         let readers =
             pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
@@ -145,12 +148,13 @@ impl Sqlite {
         let searches = pool(cores()).min_connections(cores());
         let connect = connect.pragma("cache_size", SEARCH_CACHE);
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
-        let appends = exchanges::batcher(&writer);
+        let appends = exchanges::batcher(&writer, &checkpoints);
         let heads = heads::batcher(&readers);
         Ok(Self {
             writer,
             readers,
             searches,
+            checkpoints,
             search: options.search,
             disk_reserve: DiskReserve::of(&file),
             removal_turns: Mutex::new(()),
@@ -238,6 +242,7 @@ impl Sqlite {
     }
 
     pub(super) async fn close(&self) {
+        self.checkpoints.close().await;
         self.searches.close().await;
         self.readers.close().await;
         self.writer.close().await;

@@ -5,6 +5,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use precis::storage::AppendRequest;
+use std::path::Path;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -53,4 +54,28 @@ async fn failed_batch_on_sqlite_is_rolled_back() {
     assert_eq!(sql.number("SELECT count(*) FROM messages").await, 6);
     sql.run("UPDATE sessions SET tokens = tokens").await;
     demo.say(&["another transaction begins"]).await;
+}
+
+/// A commit would do a checkpoint only after 8,000 pages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checkpoints_on_sqlite_run_beside_exchanges() {
+    const EXCHANGES: usize = 1000;
+    let backend = Backend::sqlite().await;
+    let Backend::Sqlite(folder) = &backend else { unreachable!("an SQLite database") };
+    let size = |file: &Path| std::fs::metadata(file).map_or(0, |metadata| metadata.len());
+    let file = folder.path().join("precis.db");
+    let demo = Conversation::on(&backend).await;
+    let empty = size(&file);
+    join_all((0..EXCHANGES).map(|number| {
+        let demo = demo.session(&format!("session-{}", number % 10));
+        async move { demo.say(&["one", "two"]).await }
+    }))
+    .await;
+    assert!(size(&folder.path().join("precis.db-wal")) < 8000 * 4096, "no commit did a checkpoint");
+    let copied = async {
+        while size(&file) == empty {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), copied).await.expect("a checkpoint copies pages into the database");
 }

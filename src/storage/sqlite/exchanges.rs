@@ -3,6 +3,7 @@
 //! The statements are set-based: a batch takes as many statements as one exchange, and their parameter is one JSON text. They are
 //! sent to the connection as one text, because the connection has a thread of its own, and each text costs two switches.
 
+use super::checkpoints::Checkpoints;
 use super::{micros, now};
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::message::Message;
@@ -15,6 +16,7 @@ use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{SqliteConnection, SqlitePool};
+use std::sync::Arc;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -252,12 +254,15 @@ fn messages<'r>(
 }
 
 /// Returns the batcher of the connection that writes.
-pub(super) fn batcher(writer: &SqlitePool) -> AppendBatcher {
+pub(super) fn batcher(writer: &SqlitePool, checkpoints: &Arc<Checkpoints>) -> AppendBatcher {
     let (batch_writer, single_writer) = (writer.clone(), writer.clone());
+    let checkpoints = Arc::clone(checkpoints);
     let append_batch = move |requests: Vec<AppendRequest>| {
-        let writer = batch_writer.clone();
+        let (writer, checkpoints) = (batch_writer.clone(), Arc::clone(&checkpoints));
         async move {
-            let results: Vec<_> = match append_all(&writer, &requests).await {
+            let appended = append_all(&writer, &requests).await;
+            checkpoints.count(requests.len());
+            let results: Vec<_> = match appended {
                 Ok(outcomes) => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
                 // The writer is busy or the file is not writable: another attempt would only wait once more.
                 Err(error @ StoreError::Unavailable(_)) => {

@@ -1,0 +1,64 @@
+//! Checkpoints of the write-ahead log beside the writer.
+//!
+//! A checkpoint copies the changed pages of the log into the database. SQLite lets the commit do it that makes the log long enough, and
+//! all other writers wait. Here, a connection of its own copies most pages while exchanges are stored, and leaves the rest to a
+//! commit: only a commit can begin the log again, and only if no other commit was added in the meantime.
+
+use crate::blocking;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::Notify;
+
+/// Length of the log, in pages of 4 KiB, from which a commit does a checkpoint. A longer log needs fewer of them, and takes more space.
+pub(super) const MAX_LOG_PAGES: &str = "8000";
+
+/// Exchanges between two checkpoints of the task. A batch of 30 exchanges changes about 100 pages.
+const EXCHANGES: usize = 1000;
+
+/// A task that does checkpoints, and the number of exchanges since the last one.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    exchanges: AtomicUsize,
+    due: Notify,
+    pool: SqlitePool,
+}
+
+impl Checkpoints {
+    /// Starts the task, which ends when the pool is closed.
+    pub(super) fn start(options: SqliteConnectOptions) -> Arc<Self> {
+        let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
+        let pool = pool.connect_lazy_with(options);
+        let checkpoints = Arc::new(Self { exchanges: AtomicUsize::new(0), due: Notify::new(), pool });
+        let of_task = Arc::clone(&checkpoints);
+        tokio::spawn(async move { of_task.run().await });
+        checkpoints
+    }
+
+    /// Counts exchanges that were stored.
+    pub(super) fn count(&self, exchanges: usize) {
+        if self.exchanges.fetch_add(exchanges, Ordering::Relaxed) + exchanges >= EXCHANGES {
+            self.exchanges.store(0, Ordering::Relaxed);
+            self.due.notify_one();
+        }
+    }
+
+    pub(super) async fn close(&self) {
+        self.pool.close().await;
+        self.due.notify_one();
+    }
+
+    async fn run(&self) {
+        // Waits neither for readers nor for the writer, and skips the pages that readers still need.
+        const CHECKPOINT: &str = "PRAGMA wal_checkpoint(PASSIVE)";
+        while !self.pool.is_closed() {
+            self.due.notified().await;
+            let pool = self.pool.clone();
+            // The thread of the connection inherits the low priority.
+            let checkpoint = async move { sqlx::query(CHECKPOINT).execute(&pool).await };
+            if let Err(error) = blocking::spawn_low_priority(checkpoint).await {
+                tracing::debug!(%error, "a checkpoint failed; a commit will do it");
+            }
+        }
+    }
+}
