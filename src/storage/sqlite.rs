@@ -94,6 +94,8 @@ pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreEr
 pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
+    /// The connection of the batches of heads. A pool uses its connections in turn, and the caches of another thread are cold.
+    head_reader: SqlitePool,
     /// The connections of searches. Their threads have a low priority, because their statements keep a core busy.
     searches: SqlitePool,
     search: Option<Analyzer>,
@@ -142,6 +144,7 @@ impl Sqlite {
         let writer = pool(1).connect_with(connect.clone()).await?;
         let checkpoints = Checkpoints::start(connect.clone());
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
+        let connect_reader = connect.clone();
         let readers =
             pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
         // The thread of a connection inherits the priority of the thread that opens it.
@@ -149,10 +152,12 @@ impl Sqlite {
         let connect = connect.pragma("cache_size", SEARCH_CACHE);
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
         let appends = exchanges::batcher(&writer, &checkpoints);
-        let heads = heads::batcher(&readers);
+        let head_reader = pool(1).connect_lazy_with(connect_reader);
+        let heads = heads::batcher(&head_reader);
         Ok(Self {
             writer,
             readers,
+            head_reader,
             searches,
             checkpoints,
             search: options.search,
@@ -233,7 +238,8 @@ impl Sqlite {
     }
 
     pub(super) fn connection_counts(&self) -> ConnectionCounts {
-        let pools = [&self.writer, &self.readers, &self.searches].map(ConnectionCounts::of);
+        let pools =
+            [&self.writer, &self.readers, &self.head_reader, &self.searches].map(ConnectionCounts::of);
         ConnectionCounts {
             open: pools.iter().map(|pool| pool.open).sum(),
             idle: pools.iter().map(|pool| pool.idle).sum(),
@@ -244,6 +250,7 @@ impl Sqlite {
     pub(super) async fn close(&self) {
         self.checkpoints.close().await;
         self.searches.close().await;
+        self.head_reader.close().await;
         self.readers.close().await;
         self.writer.close().await;
     }

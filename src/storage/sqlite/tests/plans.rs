@@ -57,7 +57,7 @@ impl Measured {
         sqlx::raw_sql(fill).execute(&writer).await.unwrap();
         let steps = Arc::new(AtomicU64::new(0));
         let mut connections = Vec::new();
-        for pool in [&store.readers, &store.searches, &store.writer] {
+        for pool in [&store.readers, &store.head_reader, &store.searches, &store.writer] {
             for _ in 0..pool.options().get_max_connections() {
                 connections.push(pool.acquire().await.unwrap());
             }
