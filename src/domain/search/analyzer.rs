@@ -115,7 +115,9 @@ struct RecentWords {
     older: foldhash::HashMap<String, Terms>,
 }
 
-const MAX_NEWER_WORDS: usize = 4096;
+const MAX_NEWER_WORDS: usize = 2048;
+/// Longer words, such as a number of 100,000 digits, are not kept.
+const MAX_KEPT_BYTES: usize = 64;
 
 /// The words of the threads that analyze no text now. Threads for computations end soon, so a thread does not keep its words.
 static IDLE_WORDS: Mutex<Vec<RecentWords>> = Mutex::new(Vec::new());
@@ -135,11 +137,14 @@ impl RecentWords {
         if let Some(terms) = self.newer.get(raw) {
             return Arc::clone(terms);
         }
+        let analyze = || self.analyzer.iter().flat_map(|analyzer| analyzer.word_terms(raw)).collect();
+        if raw.len() > MAX_KEPT_BYTES {
+            return analyze();
+        }
         if self.newer.len() >= MAX_NEWER_WORDS {
             mem::swap(&mut self.older, &mut self.newer);
             self.newer.clear();
         }
-        let analyze = || self.analyzer.iter().flat_map(|analyzer| analyzer.word_terms(raw)).collect();
         let (raw, terms) = self.older.remove_entry(raw).unwrap_or_else(|| (raw.to_owned(), analyze()));
         self.newer.insert(raw, Arc::clone(&terms));
         terms
@@ -288,12 +293,15 @@ impl Analyzer {
     #[must_use]
     pub fn stop_terms(self) -> StopTerms {
         static STOP_TERMS: Mutex<Vec<(Analyzer, StopTerms)>> = Mutex::new(Vec::new());
-        let mut known = STOP_TERMS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, terms)) = known.iter().find(|(analyzer, _)| *analyzer == self) {
-            return Arc::clone(terms);
+        let known = || STOP_TERMS.lock().unwrap_or_else(PoisonError::into_inner);
+        let found =
+            known().iter().find(|(analyzer, _)| *analyzer == self).map(|(_, terms)| Arc::clone(terms));
+        if let Some(terms) = found {
+            return terms;
         }
+        // Without the lock, because the analysis of the words can give way to another computation.
         let terms = Arc::new(self.compute_stop_terms());
-        known.push((self, Arc::clone(&terms)));
+        known().push((self, Arc::clone(&terms)));
         terms
     }
 
@@ -436,6 +444,19 @@ mod tests {
     fn terms(text: &str) -> Vec<String> {
         let tokens = Analyzer::default().tokens(text);
         tokens.iter().filter(|token| !token.is_unigram).map(|token| token.term.to_string()).collect()
+    }
+
+    #[test]
+    fn recent_words_have_a_limit() {
+        let mut recent = RecentWords { analyzer: Some(Analyzer::default()), ..RecentWords::default() };
+        recent.terms(&"7".repeat(MAX_KEPT_BYTES + 1));
+        assert!(recent.newer.is_empty());
+        for number in 0..3 * MAX_NEWER_WORDS {
+            recent.terms(&number.to_string());
+            recent.terms("again");
+        }
+        assert!(recent.newer.len() <= MAX_NEWER_WORDS && recent.older.len() <= MAX_NEWER_WORDS);
+        assert!(recent.newer.contains_key("again"));
     }
 
     #[test]
