@@ -3,7 +3,7 @@
 //! On Postgres, the table `search` has no row-level security, because a policy would prevent the use of its index (see the
 //! migrations). Every statement filters by tenant, and the messages themselves are read from `messages`, which has a policy.
 //! FTS5 on SQLite returns the newest matches first without reading the others. A lexeme of the session in the query makes it skip
-//! the entries of other sessions. Only the messages of promising entries are looked up there.
+//! the entries of other sessions. Only the rows of promising entries are read there.
 
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::DbTime;
@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sqlx::Row as _;
+use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use time::OffsetDateTime;
 
@@ -93,7 +94,8 @@ impl FtsSyntax {
 
 /// A function on Postgres, because it reads more and more of the index until it has found enough. On SQLite, the ids of each query as
 /// one JSON text, because transferring a row takes longer than finding it, from the ids that messages of the time range can have. Reads
-/// the row of each entry only if it must compare times, or if other tenants have the same prefix.
+/// the row of each entry only if it must compare times, if another tenant has the same prefix, or while a session is being erased, whose
+/// entries would take the places of others.
 const LOOKUP_TERMS: Sql = Sql {
     postgres: "\
         SELECT ids, sessions, seqs
@@ -103,10 +105,9 @@ const LOOKUP_TERMS: Sql = Sql {
             SELECT coalesce(min(bucket), 0) << 11 AS first, (coalesce(max(bucket), -1) + 1) << 11 AS after
             FROM search_times WHERE ($4 IS NULL OR newest >= $4) AND ($5 IS NULL OR oldest < $5)
         ), checks AS MATERIALIZED (
-            SELECT $4 IS NOT NULL OR $5 IS NOT NULL OR EXISTS (
-                SELECT 1 FROM tenants AS own CROSS JOIN tenants AS other ON other.search_prefix = own.search_prefix
-                WHERE own.tenant_id = $1 AND other.tenant_id <> $1
-            ) AS reads_rows
+            SELECT $4 IS NOT NULL OR $5 IS NOT NULL
+                OR EXISTS (SELECT 1 FROM tenants WHERE search_prefix = $7 AND tenant_id <> $1)
+                OR EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND import_until = 0) AS reads_rows
         )
         SELECT (
             SELECT json_group_array(id) FROM (
@@ -116,6 +117,7 @@ const LOOKUP_TERMS: Sql = Sql {
                         SELECT 1 FROM search AS s
                         WHERE s.id = l.rowid AND s.tenant_id = $1 AND ($3 IS NULL OR s.session_id = $3)
                             AND ($4 IS NULL OR s.created_at >= $4) AND ($5 IS NULL OR s.created_at < $5)
+                            AND s.session_id NOT IN (SELECT session_id FROM sessions WHERE tenant_id = $1 AND import_until = 0)
                     ))
                 ORDER BY l.rowid DESC LIMIT $6
             )
@@ -200,7 +202,7 @@ const READ_SPANS: Sql = Sql {
 
 /// A message of [`READ_SPANS`] on SQLite: place, including the distance to the origin, session, `seq`, time and the mark of its redaction.
 #[derive(Deserialize)]
-struct PlacedMessage<'l>(i64, &'l str, i64, i64, Option<String>);
+struct PlacedMessage<'l>(i64, #[serde(borrow)] Cow<'l, str>, i64, i64, Option<String>);
 
 impl Store {
     /// Returns for each query the `limit` newest matching entries, however many there are, newest first.
@@ -215,7 +217,11 @@ impl Store {
         let queries: Value = queries.iter().map(|query| syntax.render(tenant, filter, query)).collect();
         let statement = self.global_statement(LOOKUP_TERMS).bind(tenant.as_str()).bind(queries.to_string());
         let statement = statement.bind(filter.session.as_ref().map(SessionId::as_str));
-        let statement = statement.bind(filter.since.map(DbTime)).bind(filter.until.map(DbTime)).bind(limit);
+        let mut statement =
+            statement.bind(filter.since.map(DbTime)).bind(filter.until.map(DbTime)).bind(limit);
+        if let Self::Sqlite(_) = self {
+            statement = statement.bind(lexemes::tenant_prefix(tenant));
+        }
         statement.read_all_of_search().await?.iter().map(index_entries).collect()
     }
 

@@ -240,3 +240,48 @@ async fn search_methods_respect_their_limits(backend: Backend) {
         (0..3_000_000).filter_map(|n| char::from_u32(0x4e00 + n % 20_011 * 7919 % 20_000)).collect();
     demo.say(&[&long]).await;
 }
+
+/// The driver returns ids within JSON texts, which escape some characters.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_of_sessions_with_any_id_are_indexed_and_found(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let ids = ["a\"b", "a\\b", "a\u{2028}b", "/", "日本語", "\\u0041"];
+    for id in ids {
+        demo.session(id).say(&["apples"]).await;
+    }
+    let missing =
+        demo.store.missing_messages(&demo.tenant, &SearchFilter::default(), 99, 9999).await.unwrap();
+    let mut found = demo.lookup_terms(&SearchFilter::default(), &probe(&[&["appl"]]), 99).await;
+    let fetched = demo.store.fetch_messages(&demo.tenant, None, &found, &[0..=0], 9999).await.unwrap();
+    let mut sessions: Vec<_> = fetched.into_iter().map(|(session, _)| session).collect();
+    // On Postgres, exchanges are indexed at once.
+    assert!([0, ids.len()].contains(&missing.newest.len()));
+    sessions.sort();
+    found.sort();
+    let mut expected: Vec<_> = ids.map(session_id).into();
+    expected.sort();
+    assert_eq!(sessions, expected);
+    assert_eq!(found.into_iter().map(|found| found.session).collect::<Vec<_>>(), expected);
+}
+
+/// The entries of a session that is being erased on SQLite are removed in several transactions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_of_a_session_that_is_being_erased_do_not_take_the_places_of_others() {
+    const HIDE: &str =
+        "UPDATE sessions SET import_token = randomblob(16), import_until = 0 WHERE session_id = 'new'";
+    let backend = Backend::sqlite().await;
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["apples"]).await;
+    demo.index_all().await;
+    demo.session("new").say(&["apples"; 10]).await;
+    demo.index_all().await;
+    let lookup = async || {
+        let found = demo.lookup_terms(&SearchFilter::default(), &probe(&[&["appl"]]), 3).await;
+        found.into_iter().map(|found| found.session).collect::<Vec<_>>()
+    };
+    assert_eq!(lookup().await, vec![session_id("new"); 3]);
+    Sql::on(&backend).await.run(HIDE).await;
+    assert_eq!(lookup().await, [session_id("demo")]);
+}

@@ -10,7 +10,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use sha2::{Digest, Sha256};
 
-/// Returns the prefix of all lexemes of a tenant. Prefixes may collide: every statement also filters by tenant.
+/// Returns the prefix of all lexemes of a tenant. Prefixes may collide, so a search also filters the messages that it reads by tenant.
 #[must_use]
 pub fn tenant_prefix(tenant: &TenantId) -> String {
     hash(tenant.as_str(), 3)
