@@ -56,6 +56,24 @@ async fn failed_batch_on_sqlite_is_rolled_back() {
     demo.say(&["another transaction begins"]).await;
 }
 
+/// Exchanges whose results can't be read after the commit are not appended again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn invalid_results_on_sqlite_store_nothing_twice() {
+    let backend = Backend::sqlite().await;
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    demo.say(&["a", "b"]).await;
+    sql.run("UPDATE sessions SET incarnation = NULL").await;
+    let append = async |id: usize| {
+        let session = demo.session(&if id == 0 { "demo".to_owned() } else { format!("other-{id}") });
+        let request = AppendRequest::new(&session.tenant, &session.session, exchange(&["c", "d"]), None);
+        demo.store.append_exchange(request).await.is_ok()
+    };
+    let appended = join_all((0..6).map(append)).await;
+    assert!(!appended[0]);
+    assert_eq!(sql.number("SELECT count(*) FROM messages").await, 14);
+}
+
 /// A commit would do a checkpoint only after 8,000 pages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn checkpoints_on_sqlite_run_beside_exchanges() {

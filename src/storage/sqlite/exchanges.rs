@@ -5,6 +5,7 @@
 
 use super::checkpoints::Checkpoints;
 use super::{micros, now};
+use crate::domain::error_chain::ErrorChain;
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::message::Message;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
@@ -268,6 +269,9 @@ pub(super) fn batcher(writer: &SqlitePool, checkpoints: &Arc<Checkpoints>) -> Ap
                 Err(error @ StoreError::Unavailable(_)) => {
                     requests.iter().map(|_| Some(Err(append::batch_unavailable(&error)))).collect()
                 }
+                Err(StoreError::BatchFailed) => {
+                    requests.iter().map(|_| Some(Err(StoreError::BatchFailed))).collect()
+                }
                 // The transaction was rolled back, and each exchange is appended by itself.
                 Err(_) => requests.iter().map(|_| None).collect(),
             };
@@ -347,7 +351,12 @@ async fn append_at_once(
         // Fails if SQLite has ended the transaction by itself.
         let _ = sqlx::query("ROLLBACK").execute(&mut *connection).await;
     }
-    for (group, appended) in groups.iter().zip(appended_groups(&appended?, &groups)?) {
+    // The exchanges are stored, so they must not be appended again if their results are invalid.
+    let appended = appended_groups(&appended?, &groups).map_err(|error| {
+        tracing::error!(error = %ErrorChain(&error), "failed to read the results of stored exchanges");
+        StoreError::BatchFailed
+    })?;
+    for (group, appended) in groups.iter().zip(appended) {
         group.fill_outcomes(requests, appended.as_ref(), outcomes);
     }
     Ok(true)
