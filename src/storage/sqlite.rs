@@ -142,7 +142,7 @@ impl Sqlite {
         create_private(&file);
         // The writer connects first: it enables the write-ahead log.
         let writer = pool(1).connect_with(connect.clone()).await?;
-        let checkpoints = Checkpoints::start(connect.clone());
+        let writing = connect.clone();
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
         let connect_reader = connect.clone();
         let readers =
@@ -151,6 +151,7 @@ impl Sqlite {
         let searches = pool(cores()).min_connections(cores());
         let connect = connect.pragma("cache_size", SEARCH_CACHE);
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
+        let checkpoints = Checkpoints::start(writing);
         let appends = exchanges::batcher(&writer, &checkpoints);
         let head_reader = pool(1).connect_lazy_with(connect_reader);
         let heads = heads::batcher(&head_reader);

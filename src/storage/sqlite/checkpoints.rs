@@ -8,7 +8,9 @@ use crate::blocking;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tokio::sync::Notify;
+use std::time::Instant;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::sleep;
 
 /// Length of the log, in pages of 4 KiB, from which a commit does a checkpoint. A longer log needs fewer of them, and takes more space.
 pub(super) const MAX_LOG_PAGES: &str = "8000";
@@ -21,6 +23,8 @@ const EXCHANGES: usize = 1000;
 pub(super) struct Checkpoints {
     exchanges: AtomicUsize,
     due: Notify,
+    /// Held during a checkpoint, because a second one at the same time fails.
+    pub(super) turn: Mutex<()>,
     pool: SqlitePool,
 }
 
@@ -29,7 +33,8 @@ impl Checkpoints {
     pub(super) fn start(options: SqliteConnectOptions) -> Arc<Self> {
         let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
         let pool = pool.connect_lazy_with(options);
-        let checkpoints = Arc::new(Self { exchanges: AtomicUsize::new(0), due: Notify::new(), pool });
+        let checkpoints =
+            Arc::new(Self { exchanges: AtomicUsize::new(0), due: Notify::new(), turn: Mutex::new(()), pool });
         let of_task = Arc::clone(&checkpoints);
         tokio::spawn(async move { of_task.run().await });
         checkpoints
@@ -54,11 +59,16 @@ impl Checkpoints {
         while !self.pool.is_closed() {
             self.due.notified().await;
             let pool = self.pool.clone();
+            let turn = self.turn.lock().await;
+            let begun = Instant::now();
             // The thread of the connection inherits the low priority.
             let checkpoint = async move { sqlx::query(CHECKPOINT).execute(&pool).await };
             if let Err(error) = blocking::spawn_low_priority(checkpoint).await {
                 tracing::debug!(%error, "a checkpoint failed; a commit will do it");
             }
+            drop(turn);
+            // On a slow disk, commits need a time without a checkpoint of the task, to do theirs and to begin the log again.
+            sleep(begun.elapsed()).await;
         }
     }
 }
