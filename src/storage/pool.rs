@@ -34,8 +34,9 @@ const MAX_ATTEMPTS: usize = 3;
 
 /// A batcher returns its connection to the pool when it was idle for this long.
 const MAX_KEPT_IDLE: Duration = Duration::from_millis(20);
-/// A batcher that is never idle takes another connection after this time, so that the pool can replace old ones.
-const MAX_KEPT: Duration = Duration::from_secs(10);
+/// A batcher that is never idle takes another connection after this time, so that the pool can replace old ones and shrink the buffers
+/// of large ones.
+const MAX_KEPT: Duration = Duration::from_secs(5);
 /// In a smaller pool, batchers keep no connections: they and a few large statements could take all of them.
 const MIN_CONNECTIONS_TO_KEEP: u32 = 6;
 
@@ -71,18 +72,17 @@ impl LastEvent {
 /// caches is cold. Heads of 8 sessions take 24 instead of 40 µs of the server's CPU time per session on one connection.
 #[derive(Debug)]
 struct Kept {
-    connection: Option<PoolConnection<Postgres>>,
+    connection: Option<Acquired>,
     used_at: Instant,
-    since: Instant,
     /// `true` while a task waits to return the connection.
     has_release: bool,
 }
 
-impl Kept {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self { connection: None, used_at: now, since: now, has_release: false }
-    }
+/// A connection of the pool.
+#[derive(Debug)]
+struct Acquired {
+    connection: PoolConnection<Postgres>,
+    since: Instant,
 }
 
 impl Deref for Connections {
@@ -138,7 +138,9 @@ impl Connections {
     /// Returns the same pool for a batcher, which keeps its connection between batches.
     pub(super) fn keeping(&self) -> Self {
         let has_enough = self.pool.options().get_max_connections() >= MIN_CONNECTIONS_TO_KEEP;
-        let kept = has_enough.then(|| Arc::new(Mutex::new(Kept::new())));
+        let kept = has_enough.then(|| {
+            Arc::new(Mutex::new(Kept { connection: None, used_at: Instant::now(), has_release: false }))
+        });
         Self { kept, ..self.clone() }
     }
 
@@ -149,9 +151,9 @@ impl Connections {
         operation: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let limit = self.statement_timeout;
-        let connection = match self.take_kept() {
-            Some(connection) => connection,
-            None => self.pool.acquire().await?,
+        let Acquired { connection, since } = match self.take_kept() {
+            Some(kept) => kept,
+            None => Acquired { connection: self.pool.acquire().await?, since: Instant::now() },
         };
         let mut guard = CloseIfCancelled { connection: None };
         let connection = guard.connection.insert(connection);
@@ -160,7 +162,7 @@ impl Connections {
         });
         if let Some(mut connection) = guard.connection.take() {
             match &result {
-                Ok(_) => self.keep(connection),
+                Ok(_) => self.keep(Acquired { connection, since }),
                 Err(error) if is_connection_broken(error) => {
                     self.last_failure.record();
                     connection.close_on_drop();
@@ -172,23 +174,24 @@ impl Connections {
     }
 
     /// Takes the kept connection, except if it would have to be pinged.
-    fn take_kept(&self) -> Option<PoolConnection<Postgres>> {
+    fn take_kept(&self) -> Option<Acquired> {
         let mut kept = self.kept.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        let connection = kept.connection.take()?;
+        let acquired = kept.connection.take()?;
         let is_usable = kept.used_at.elapsed() < MAX_IDLE_WITHOUT_PING
-            && kept.since.elapsed() < MAX_KEPT
-            && !self.last_failure.is_within(PING_AFTER_FAILURE);
-        is_usable.then_some(connection)
+            && acquired.since.elapsed() < MAX_KEPT
+            && !self.last_failure.is_within(PING_AFTER_FAILURE)
+            && !self.pool.is_closed();
+        is_usable.then_some(acquired)
     }
 
     /// Keeps a connection of a batcher, and returns any other one to the pool.
-    fn keep(&self, connection: PoolConnection<Postgres>) {
-        let Some(kept) = &self.kept else { return };
+    fn keep(&self, acquired: Acquired) {
+        let Some(kept) = self.kept.as_ref().filter(|_| !self.pool.is_closed()) else { return };
         let mut slot = kept.lock().unwrap_or_else(PoisonError::into_inner);
         slot.used_at = Instant::now();
-        slot.connection = Some(connection);
+        slot.connection = Some(acquired);
         if !slot.has_release {
-            (slot.since, slot.has_release) = (slot.used_at, true);
+            slot.has_release = true;
             tokio::spawn(release_when_idle(Arc::clone(kept)));
         }
     }
@@ -211,7 +214,7 @@ async fn release_when_idle(kept: Arc<Mutex<Kept>>) {
     loop {
         sleep(MAX_KEPT_IDLE).await;
         let mut slot = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.used_at.elapsed() >= MAX_KEPT_IDLE || slot.since.elapsed() >= MAX_KEPT {
+        if slot.used_at.elapsed() >= MAX_KEPT_IDLE {
             slot.has_release = false;
             slot.connection = None;
             return;
