@@ -14,6 +14,10 @@ use tokio::time::{Instant, timeout_at};
 /// Delay between the first new message and indexing. Indexing many messages together costs the database much less than
 /// indexing them one by one.
 const DEBOUNCE: Duration = Duration::from_secs(1);
+/// The delay after a long pending list, so that neither searches have to read it nor exchanges to flush it.
+const SHORT_DEBOUNCE: Duration = Duration::from_millis(300);
+/// A pending list of this size is long: 512 KiB.
+const LONG_LIST_PAGES: i64 = 64;
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Interval between two checks for messages that other replicas have stored and not indexed, because they were killed.
 const CHECK_INTERVAL: Duration = Duration::from_mins(10);
@@ -41,29 +45,33 @@ impl IndexWorker {
         let (mut next_check, mut failed) = (Instant::now(), false);
         loop {
             let is_check_due = next_check <= Instant::now();
-            if let Err(error) = self.index(is_check_due).await {
-                // Only the first of consecutive failures is logged as a warning, and none of an unreachable database, because
-                // failing requests report it.
-                if failed || matches!(error, StoreError::Unavailable(_)) {
-                    tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
-                } else {
-                    tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may miss messages");
+            let debounce = match self.index(is_check_due).await {
+                Ok(debounce) => debounce,
+                Err(error) => {
+                    // Only the first of consecutive failures is logged as a warning, and none of an unreachable database,
+                    // because failing requests report it.
+                    if failed || matches!(error, StoreError::Unavailable(_)) {
+                        tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
+                    } else {
+                        tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may miss messages");
+                    }
+                    failed = true;
+                    tokio::time::sleep(RETRY_DELAY).await;
+                    continue;
                 }
-                failed = true;
-                tokio::time::sleep(RETRY_DELAY).await;
-                continue;
-            }
+            };
             failed = false;
             if is_check_due {
                 next_check = Instant::now() + CHECK_INTERVAL;
             }
             _ = timeout_at(next_check, self.wakeup.notified()).await;
-            tokio::time::sleep(DEBOUNCE).await;
+            tokio::time::sleep(debounce).await;
         }
     }
 
-    /// Indexes the missing messages. With `check`, looks for them in all tenants before and after.
-    async fn index(&self, check: bool) -> Result<(), StoreError> {
+    /// Indexes the missing messages, and returns the delay before the next ones. With `check`, looks for them in all tenants before
+    /// and after.
+    async fn index(&self, check: bool) -> Result<Duration, StoreError> {
         let state = if check { self.store.index_state().await? } else { IndexState::default() };
         let IndexState { messages, is_rebuilding, .. } = state;
         if check {
@@ -79,11 +87,12 @@ impl IndexWorker {
         }
         // Under a steady load, some messages are missing at any time. A batch for these few would cost more than the debounce saves.
         while self.store.index_batch().await?.is_some_and(|batch| !batch.is_last) {}
+        let pages = self.store.flush_pending_list().await?;
         if is_incomplete {
             self.record(&self.store.index_state().await?);
             tracing::info!("the search index is complete");
         }
-        Ok(())
+        Ok(if pages < LONG_LIST_PAGES { DEBOUNCE } else { SHORT_DEBOUNCE })
     }
 
     fn record(&self, state: &IndexState) {
@@ -107,5 +116,6 @@ pub async fn reindex(
         indexed += u64::try_from(batch.messages).unwrap_or(0);
         progress(indexed);
     }
+    store.flush_pending_list().await?;
     Ok((state, indexed))
 }

@@ -29,6 +29,7 @@ const POSTGRES: &[Source] = &[
     (17, "schema compatibility", include_str!("../../migrations/postgres/0017_schema_compatibility.sql")),
     (18, "index messages", include_str!("../../migrations/postgres/0018_index_messages.sql")),
     (19, "consolidation records", include_str!("../../migrations/postgres/0019_consolidation_records.sql")),
+    (21, "search pending list", include_str!("../../migrations/postgres/0021_search_pending_list.sql")),
 ];
 
 const SQLITE: &[Source] = &[

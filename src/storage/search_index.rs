@@ -148,8 +148,8 @@ const MARK_SESSIONS: Sql = Sql {
         WHERE rebuild_tenant = $1 AND rebuild_session = $2",
 };
 
-/// Moves the pending list of the GIN index into its main structure.
-const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index()";
+/// Moves the pending list of the GIN index into its main structure, and returns the number of its pages.
+const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index() AS pages";
 
 impl Store {
     /// Returns the messages that are missing from the index, of the sessions with the most recent activity: at most
@@ -279,8 +279,7 @@ impl Store {
         Ok(analyzer.map(|analyzer| (analyzer, position)))
     }
 
-    /// Adds a batch of missing messages to the index. Returns `None` if no messages are missing. Then, Postgres also flushes the
-    /// pending list of its full-text index.
+    /// Adds a batch of missing messages to the index. Returns `None` if no messages are missing.
     ///
     /// On Postgres, the tenants are those in which this store has seen missing messages; [`Store::index_state`] finds all of them.
     pub async fn index_batch(&self) -> Result<Option<IndexedBatch>, StoreError> {
@@ -307,15 +306,21 @@ impl Store {
             }
             return Ok(Some(IndexedBatch::default()));
         }
-        if let Self::Postgres(_) = self {
-            match self.global_statement(FLUSH_GIN_PENDING_LIST).read().await {
-                // Another connection is doing so.
-                Err(StoreError::Statement(sqlx::Error::Database(error)))
-                    if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => {}
-                flushed => drop(flushed?),
-            }
-        }
         Ok(None)
+    }
+
+    /// Moves the pending list of the full-text index on Postgres into its main structure, so that no exchange has to do that. Returns
+    /// the number of its pages of 8 KiB: 0 if another connection is doing so, and on SQLite.
+    pub async fn flush_pending_list(&self) -> Result<i64, StoreError> {
+        let Self::Postgres(_) = self else { return Ok(0) };
+        match self.global_statement(FLUSH_GIN_PENDING_LIST).read().await {
+            Err(StoreError::Statement(sqlx::Error::Database(error)))
+                if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) =>
+            {
+                Ok(0)
+            }
+            row => row?.map_or(Ok(0), |row| Ok(row.field("pages")?)),
+        }
     }
 
     /// Adds all missing messages of a session to the index.

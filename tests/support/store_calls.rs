@@ -109,6 +109,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("missing_messages of a session", 1),
     ("index_session", 1),
     ("index_batch", 1),
+    ("flush_pending_list", 1),
 ];
 
 /// Methods without a call, and the reason.
@@ -339,7 +340,9 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
         | "take_worker_lease" => calls.retention(what).await,
         "fork_session" | "fork_and_append" | "rewind_session" => calls.fork(what).await,
         "redact_message" | "redactions" => calls.redact(what).await,
-        "missing_messages" | "index_session" | "index_batch" => calls.index(what).await,
+        "missing_messages" | "index_session" | "index_batch" | "flush_pending_list" => {
+            calls.index(what).await
+        }
         _ => calls.search(method, what).await,
     }
 }
@@ -762,6 +765,10 @@ impl Calls<'_> {
             }
             "index_session" => {
                 store.index_session(tenant, &missing).await.unwrap();
+                1
+            }
+            "flush_pending_list" => {
+                store.flush_pending_list().await.unwrap();
                 1
             }
             _ => usize::from(store.index_batch().await.unwrap().is_some()),
