@@ -21,6 +21,7 @@ use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
 use serde_json::json;
 use serde_json::value::RawValue;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Characters of a message.
@@ -148,7 +149,7 @@ fn assemble() {
     });
 
     for messages in [20, 100] {
-        let tail = Tail::new(1, context_messages(messages));
+        let tail = Arc::new(Tail::new(1, context_messages(messages)));
         let next = ContextMessage { seq: tail.last_seq() + 1, ..context_messages(1).remove(0) };
         run(&format!("append_to_tail_of_{messages}"), || {
             drop(black_box(black_box(&tail).advance(1, usize::MAX, vec![next.clone()])));
@@ -161,6 +162,7 @@ fn assemble() {
                     system: system.text.clone(),
                     system_tokens: system.tokens,
                     history,
+                    tail: Some(&tail),
                     is_prefix_stable: true,
                     ..RenderInput::default()
                 };

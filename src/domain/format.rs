@@ -16,7 +16,7 @@ mod openai;
 mod tool_pairing;
 mod types;
 
-pub use types::{MessageExtra, RenderInput, RenderedContext, RenderedMessage, StablePrefix};
+pub use types::{MessageExtra, MessageList, RenderInput, RenderedContext, RenderedMessage, StablePrefix};
 
 /// The fields of the messages in a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -102,7 +102,7 @@ impl Format {
         };
         if options.include_extra {
             for (rendered, message) in rendered.iter_mut().zip(tail.messages(position)) {
-                rendered.extra = message::extra(message.json).map(|extra| (message.seq, extra));
+                rendered.extra = message::extra(message.json()).map(|extra| (message.seq(), extra));
             }
         }
         Ok(rendered)

@@ -3,6 +3,8 @@
 use super::message::{Message, SentForm};
 use super::message_metadata::{ContextMessage, MessageMetadata};
 use super::tokens;
+use bytes::Bytes;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// The part of a tail that a context can contain: its newest messages.
@@ -18,7 +20,7 @@ pub struct TailLimit {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
     first_seq: i64,
-    /// The JSON of all messages, without a separator.
+    /// The JSON of all messages, separated by commas, so that a part of it is a part of a list.
     json: String,
     /// End of each message in `json`.
     ends: Vec<usize>,
@@ -37,21 +39,63 @@ struct SentMessage {
     anthropic_tokens: OnceLock<i64>,
 }
 
-/// A message of a [`Tail`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A message of a [`Tail`]. Its JSON is read only if it is needed.
+#[derive(Clone, Copy, Debug)]
 pub struct TailMessage<'t> {
-    pub seq: i64,
+    tail: &'t Tail,
+    position: usize,
     pub metadata: &'t MessageMetadata,
-    /// The message as stored.
-    pub json: &'t str,
-    /// The message as chat completions accept it.
-    pub sent_json: &'t str,
-    /// Tokens of `sent_json`.
-    pub sent_tokens: i64,
-    /// In `sent_json`, a text has replaced an image, audio or a file.
-    pub lacks_attachments: bool,
-    /// Keeps the tokens of a message that was recorded in the Anthropic format.
-    pub anthropic_tokens: Option<&'t OnceLock<i64>>,
+    sent: Option<&'t SentMessage>,
+}
+
+impl<'t> TailMessage<'t> {
+    pub fn seq(&self) -> i64 {
+        self.tail.seq_at(self.position)
+    }
+
+    /// Returns the message as stored.
+    pub fn json(&self) -> &'t str {
+        self.tail.json.get(self.tail.range(self.position)).unwrap_or_default()
+    }
+
+    /// Returns the message as chat completions accept it, if that is another form than the stored one.
+    pub fn sent_form(&self) -> Option<&'t str> {
+        self.sent.map(|sent| &*sent.json)
+    }
+
+    /// Returns the message as chat completions accept it.
+    pub fn sent_json(&self) -> &'t str {
+        self.sent_form().unwrap_or_else(|| self.json())
+    }
+
+    /// Returns the tokens of [`Self::sent_json`].
+    pub fn sent_tokens(&self) -> i64 {
+        self.sent.map_or(self.metadata.tokens, |sent| sent.tokens)
+    }
+
+    /// Returns `true` if a text has replaced an image, audio or a file in [`Self::sent_json`].
+    pub fn lacks_attachments(&self) -> bool {
+        self.sent.is_some_and(|sent| sent.lacks_attachments)
+    }
+
+    /// Returns the place for the tokens of a message that was recorded in the Anthropic format.
+    pub fn anthropic_tokens(&self) -> Option<&'t OnceLock<i64>> {
+        self.sent.map(|sent| &sent.anthropic_tokens)
+    }
+
+    /// Returns the place of the stored message in [`Tail::shared_json`], if it is a message of this tail.
+    pub fn range_in(&self, tail: &Tail) -> Option<Range<usize>> {
+        std::ptr::eq(self.tail, tail).then(|| self.tail.range(self.position))
+    }
+}
+
+/// The JSON of a tail as bytes that can be sent without a copy.
+struct SharedJson(Arc<Tail>);
+
+impl AsRef<[u8]> for SharedJson {
+    fn as_ref(&self) -> &[u8] {
+        self.0.json.as_bytes()
+    }
 }
 
 impl SentMessage {
@@ -71,7 +115,7 @@ impl Tail {
     pub fn new(first_seq: i64, messages: Vec<ContextMessage>) -> Self {
         let mut tail = Self {
             first_seq,
-            json: String::with_capacity(messages.iter().map(|message| message.json.len()).sum()),
+            json: String::with_capacity(messages.iter().map(|message| message.json.len() + 1).sum()),
             ends: Vec::with_capacity(messages.len()),
             metadata: Vec::with_capacity(messages.len()),
             sent_forms: Vec::new(),
@@ -84,6 +128,9 @@ impl Tail {
         for message in messages {
             let seq = self.last_seq() + 1;
             self.sent_forms.extend(SentMessage::of(&message).map(|form| (seq, Arc::new(form))));
+            if !self.json.is_empty() {
+                self.json.push(',');
+            }
             self.json.push_str(&message.json);
             self.ends.push(self.json.len());
             self.metadata.push(message.metadata);
@@ -105,7 +152,7 @@ impl Tail {
         let mut skipped =
             usize::try_from(first_seq - self.first_seq).ok().filter(|skipped| *skipped <= self.len())?;
         let mut new_bytes = messages.iter().map(|message| message.json.len()).sum::<usize>();
-        while skipped < self.len() && self.json.len() - self.start(skipped) + new_bytes > max_bytes {
+        while skipped < self.len() && self.bytes_from(skipped) + new_bytes > max_bytes {
             skipped += 1;
         }
         let mut first_seq = self.seq_at(skipped);
@@ -117,7 +164,7 @@ impl Tail {
         let json = self.json.get(start..).unwrap_or_default();
         let mut tail = Self {
             first_seq,
-            json: String::with_capacity(json.len() + new_bytes),
+            json: String::with_capacity(json.len() + new_bytes + messages.len()),
             ends: Vec::with_capacity(self.len() - skipped + messages.len()),
             metadata: Vec::with_capacity(self.len() - skipped + messages.len()),
             sent_forms: self.sent_forms.iter().filter(|(seq, _)| *seq >= first_seq).cloned().collect(),
@@ -157,29 +204,29 @@ impl Tail {
 
     /// Returns the messages from `position` on.
     pub fn messages(&self, position: usize) -> impl Iterator<Item = TailMessage<'_>> {
-        let mut start = self.start(position);
-        let messages = self.ends.iter().zip(&self.metadata).skip(position);
         let mut sent_forms = self.sent_forms.iter().peekable();
-        (self.first_seq..).skip(position).zip(messages).map(move |(seq, (end, metadata))| {
-            let json = self.json.get(start..*end).unwrap_or_default();
-            start = *end;
+        self.metadata.iter().enumerate().skip(position).map(move |(position, metadata)| {
+            let seq = self.seq_at(position);
             while sent_forms.next_if(|(earlier, _)| *earlier < seq).is_some() {}
-            let sent = sent_forms.next_if(|(sent, _)| *sent == seq).map(|(_, sent)| sent);
-            TailMessage {
-                seq,
-                metadata,
-                json,
-                sent_json: sent.map_or(json, |sent| &sent.json),
-                sent_tokens: sent.map_or(metadata.tokens, |sent| sent.tokens),
-                lacks_attachments: sent.is_some_and(|sent| sent.lacks_attachments),
-                anthropic_tokens: sent.map(|sent| &sent.anthropic_tokens),
-            }
+            let sent = sent_forms.next_if(|(sent, _)| *sent == seq).map(|(_, sent)| &**sent);
+            TailMessage { tail: self, position, metadata, sent }
         })
     }
 
-    /// Returns the size of the stored JSON in bytes.
+    /// Returns the stored JSON of all messages, separated by commas. It keeps the tail in memory.
+    pub fn shared_json(self: &Arc<Self>) -> Bytes {
+        Bytes::from_owner(SharedJson(Arc::clone(self)))
+    }
+
+    /// Returns the size of the stored JSON in bytes, without separators.
     pub fn bytes(&self) -> usize {
-        self.json.len()
+        self.bytes_from(0)
+    }
+
+    /// Returns the size of the messages from `position` on.
+    fn bytes_from(&self, position: usize) -> usize {
+        let separators = (self.len() - position).saturating_sub(1);
+        self.json.len().saturating_sub(self.start(position) + separators)
     }
 
     /// Returns the memory that the tail takes, approximately.
@@ -197,9 +244,14 @@ impl Tail {
             + ids.map(|id| id.capacity() + size_of::<String>()).sum::<usize>()
     }
 
-    /// Returns the start of the message at `position` in `json`.
+    /// Returns the start of the message at `position` in `json`, after the separator.
     fn start(&self, position: usize) -> usize {
-        position.checked_sub(1).and_then(|previous| self.ends.get(previous)).copied().unwrap_or(0)
+        position.checked_sub(1).and_then(|previous| self.ends.get(previous)).map_or(0, |end| end + 1)
+    }
+
+    /// Returns the place of the message at `position` in `json`.
+    fn range(&self, position: usize) -> Range<usize> {
+        self.start(position)..self.ends.get(position).copied().unwrap_or_default()
     }
 }
 
@@ -230,14 +282,19 @@ mod tests {
             prop_assert_eq!(advanced.last_seq(), last + new);
             prop_assert_eq!(&advanced, &Tail::new(first + skip, messages(first + skip..=last + new)));
             for (expected, message) in (first + skip..).zip(advanced.messages(0)) {
-                prop_assert_eq!(message.seq, expected);
+                prop_assert_eq!(message.seq(), expected);
                 prop_assert_eq!(message.metadata.tokens, expected);
                 let text = format!("\"{expected}\"");
-                prop_assert!(message.json.contains(&text) && message.sent_json.contains(&text));
-                prop_assert_eq!(message.sent_json.contains("name"), false);
+                prop_assert!(message.json().contains(&text) && message.sent_json().contains(&text));
+                prop_assert_eq!(message.sent_json().contains("name"), false);
             }
-            let rest: Vec<_> = advanced.messages(1).collect();
-            prop_assert_eq!(rest, advanced.messages(0).skip(1).collect::<Vec<_>>());
+            let parts = |message: TailMessage<'_>| (message.seq(), message.json().to_owned(), message.sent_json().to_owned());
+            let rest: Vec<_> = advanced.messages(1).map(parts).collect();
+            prop_assert_eq!(rest, advanced.messages(0).skip(1).map(parts).collect::<Vec<_>>());
+            let stored: Vec<_> = advanced.messages(0).map(|message| message.json()).collect();
+            let advanced = Arc::new(advanced.clone());
+            prop_assert_eq!(advanced.shared_json(), stored.join(","));
+            prop_assert_eq!(advanced.bytes(), stored.concat().len());
         }
     }
 

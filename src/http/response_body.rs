@@ -1,21 +1,28 @@
 //! JSON bodies of responses. Each ends with a line feed, so that a terminal shows its prompt on a new line, and `?pretty`
 //! indents it.
 
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::Request;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use http_body::{Frame, SizeHint};
 use serde::Serialize;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::iter::once;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 /// The query parameter that every route accepts.
 const PRETTY: &str = "pretty";
 const INDENT: &str = "  ";
 /// Size of a part of an indented body.
 const PIECE_BYTES: usize = 256 * 1024;
+
+/// Shorter pieces of a body are joined, because each piece costs a step of the connection.
+const MIN_PIECE_BYTES: usize = 2048;
 
 /// A value as the JSON body of a response.
 pub(super) struct Json<T>(pub(super) T);
@@ -41,6 +48,62 @@ pub(super) fn json_response(body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+/// A body in pieces, so that large ones need no copy. Its length is known.
+#[derive(Debug, Default)]
+pub(super) struct BodyPieces {
+    pieces: VecDeque<Bytes>,
+    /// The end of the body so far.
+    last: Vec<u8>,
+}
+
+impl BodyPieces {
+    /// Appends a text by copying it.
+    pub(super) fn push_str(&mut self, text: &str) {
+        self.last.extend_from_slice(text.as_bytes());
+    }
+
+    /// Appends bytes, without a copy if they are many.
+    pub(super) fn push(&mut self, piece: Bytes) {
+        if piece.len() < MIN_PIECE_BYTES {
+            self.last.extend_from_slice(&piece);
+        } else {
+            self.end_last();
+            self.pieces.push_back(piece);
+        }
+    }
+
+    fn end_last(&mut self) {
+        if !self.last.is_empty() {
+            self.pieces.push_back(std::mem::take(&mut self.last).into());
+        }
+    }
+
+    pub(super) fn into_body(mut self) -> Body {
+        self.end_last();
+        Body::new(self)
+    }
+}
+
+impl HttpBody for BodyPieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.pieces.pop_front().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.pieces.iter().map(|piece| piece.len() as u64).sum())
+    }
 }
 
 /// Removes the parameter `pretty` from the query, so that no handler sees it. Returns `true` if it asks for an indented
@@ -198,9 +261,26 @@ impl Iterator for Indenter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::StreamExt as _;
 
     fn indent(json: &[u8]) -> Vec<u8> {
         Indenter::new(Bytes::copy_from_slice(json)).flatten().collect()
+    }
+
+    #[tokio::test]
+    async fn body_in_pieces_has_a_known_length() {
+        let large = Bytes::from(vec![b'x'; MIN_PIECE_BYTES]);
+        let mut body = BodyPieces::default();
+        body.push_str("a");
+        body.push(Bytes::from_static(b"b"));
+        body.push(large.clone());
+        body.push_str("c");
+        let pieces = body.into_body();
+        assert_eq!(pieces.size_hint().exact(), Some(3 + large.len() as u64));
+        let pieces: Vec<Bytes> =
+            pieces.into_data_stream().map(|piece| piece.expect("a piece")).collect().await;
+        assert_eq!(pieces, [Bytes::from_static(b"ab"), large.clone(), Bytes::from_static(b"c")]);
+        assert_eq!(pieces[1].as_ptr(), large.as_ptr(), "not copied");
     }
 
     #[test]

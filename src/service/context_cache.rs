@@ -27,7 +27,7 @@ const EXPECTED_SESSIONS: usize = 1024;
 /// A session that would take more than this part of the cache is not kept.
 const MAX_PART: usize = 16;
 
-/// The messages of a tail exist this many times while a context is rendered: the tail, the list, and the body.
+/// The messages of a tail exist at most this many times, besides the cached tail, while a context is rendered: the list and the body.
 const COPIES_OF_RENDERED: usize = 2;
 /// The same if they are read from the database: once more as rows.
 const COPIES_OF_LOADED: usize = 3;

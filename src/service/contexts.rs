@@ -289,6 +289,7 @@ impl MemoryService {
             system: system.text,
             system_tokens: system.tokens,
             history,
+            tail: Some(&tail),
             user_message,
             is_prefix_stable,
             cache_control: options.cache_control,

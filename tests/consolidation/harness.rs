@@ -287,6 +287,7 @@ pub(crate) fn covering(call: &Call) -> String {
 
 /// Returns the number of messages of the tail in a context.
 pub(crate) fn sent(context: &Context) -> usize {
-    let messages: Vec<serde_json::Value> = serde_json::from_str(&context.list.messages).expect("a list");
+    let messages: Vec<serde_json::Value> =
+        serde_json::from_slice(&context.list.messages.to_json()).expect("a list");
     messages.iter().filter(|message| message["role"] != "system").count()
 }

@@ -5,7 +5,7 @@ use super::tool_pairing::{
     EARLIER_CALL, MissingHalves, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result,
 };
 use super::types::{
-    RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix, json_list,
+    ItemJson, MessageList, RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix,
 };
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
 use crate::domain::message::{
@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
-use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
@@ -86,7 +85,7 @@ pub(super) fn render_message<'t>(
     missing: &MissingHalves,
     ids: &mut CallIds,
 ) -> Result<RenderedMessage<'t>, Vec<FieldError>> {
-    let TailMessage { seq, metadata, .. } = message;
+    let (seq, metadata) = (message.seq(), message.metadata);
     let mut rendered = RenderedMessage::default();
     if let (true, Some(id)) = (missing.call, metadata.result_of.as_deref()) {
         let id = ids.assign(id, seq);
@@ -99,7 +98,7 @@ pub(super) fn render_message<'t>(
         ids.assign(id, seq);
     }
     let speaker = if metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
-    if let Some(item) = render_plain_message(message.json, speaker) {
+    if let Some(item) = render_plain_message(message.json(), speaker) {
         rendered.items.push(item);
         rendered.tokens += metadata.tokens;
     } else {
@@ -141,8 +140,8 @@ fn render_recorded_blocks(
 ) -> Option<(Vec<RenderedItem<'static>>, i64)> {
     let by_assistant = message.metadata.role == Role::Assistant;
     // Such a message is never sent as it is stored in the chat format.
-    let counted = message.anthropic_tokens?;
-    let mut blocks = anthropic_blocks(message.json, by_assistant)?;
+    let counted = message.anthropic_tokens()?;
+    let mut blocks = anthropic_blocks(message.json(), by_assistant)?;
     let mut is_unchanged = true;
     for block in &mut blocks {
         let id = block.call_id().map(|(key, stored)| (key, ids.get(&stored), stored));
@@ -177,7 +176,7 @@ fn render_recorded_blocks(
     // A message can have calls of the chat format next to its blocks.
     let own: HashSet<String> = blocks.iter().filter_map(|block| Some(block.call_id()?.1)).collect();
     if by_assistant && message.metadata.calls.iter().any(|id| !own.contains(&ids.get(id))) {
-        let stored = Message::from_stored(message.json.to_owned()).ok()?;
+        let stored = Message::from_stored(message.json().to_owned()).ok()?;
         for call in stored.tool_calls().iter().filter(|call| !own.contains(&ids.get(&call.id))) {
             let (id, name, input) = (ids.get(&call.id), tool_name(&call.name), tool_input(&call.arguments));
             chat_tokens += PER_MESSAGE + count_text(&id) + count_text(&name) + count_text(input.get());
@@ -218,12 +217,12 @@ fn render_chat_message(
     ids: &CallIds,
 ) -> Result<(Vec<RenderedItem<'static>>, i64), Vec<FieldError>> {
     // Here, results of tools may contain images, so they must come from the stored message.
-    let json = if message.lacks_attachments { message.json } else { message.sent_json };
+    let json = if message.lacks_attachments() { message.json() } else { message.sent_json() };
     let parsed = Message::from_stored(json.to_owned())?;
     let parsed = parsed.standard().unwrap_or(parsed);
     // The standard form replaces characters of a name that only the chat format does not permit.
     let stored = match parsed.name() {
-        Some(_) if message.json != message.sent_json => Some(Message::from_stored(message.json.to_owned())?),
+        Some(_) if message.sent_form().is_some() => Some(Message::from_stored(message.json().to_owned())?),
         _ => None,
     };
     let name = stored.as_ref().unwrap_or(&parsed).name().unwrap_or_default();
@@ -251,11 +250,11 @@ pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
         items.insert(0, ContentBlock::text(OPENING).into_item(Speaker::User));
         stable_items += usize::from(stable_items > 0);
     }
-    let mut messages: Vec<(Speaker, Vec<Cow<'_, str>>)> = Vec::new();
+    let mut messages: Vec<(Speaker, Vec<ItemJson<'_>>)> = Vec::new();
     let mut stable = StablePrefix { tokens, blocks: Some(0), messages: 0 };
     for (index, RenderedItem { speaker, mut json }) in items.into_iter().enumerate() {
         if cache_control && index + 1 == stable_items {
-            json = with_cache_control(&json).into();
+            json = with_cache_control(json.as_str()).into();
         }
         match messages.last_mut().filter(|(previous, _)| *previous == speaker) {
             Some((_, blocks)) => blocks.push(json),
@@ -268,10 +267,11 @@ pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
     }
     let messages = messages.into_iter().map(|(speaker, blocks)| {
         let role = if speaker == Speaker::User { "user" } else { "assistant" };
-        format!(r#"{{"role":"{role}","content":[{}]}}"#, blocks.join(","))
+        let blocks: Vec<&str> = blocks.iter().map(ItemJson::as_str).collect();
+        format!(r#"{{"role":"{role}","content":[{}]}}"#, blocks.join(",")).into()
     });
-    let messages: Vec<String> = messages.collect();
-    let messages = json_list(messages.iter().map(String::as_str));
+    let messages: Vec<ItemJson<'_>> = messages.collect();
+    let messages = MessageList::new(None, messages.iter());
     RenderedContext { system, messages, stable, extra, ..RenderedContext::default() }
 }
 
@@ -600,7 +600,7 @@ mod tests {
                 let plain = render_plain_message(&json, speaker);
                 assert_eq!(plain.is_some(), is_plain, "{json}");
                 let Some(plain) = plain else { continue };
-                let plain: Value = serde_json::from_str(&plain.json).expect("a block");
+                let plain: Value = serde_json::from_str(plain.json.as_str()).expect("a block");
                 assert_eq!((json!([plain]), 1000), (json!(blocks), tokens), "{json}");
             }
         }

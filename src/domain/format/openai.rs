@@ -5,14 +5,13 @@ use super::tool_pairing::{
     EARLIER_CALL, MissingHalves, NO_ARGUMENTS, NO_RESULT, tokens_of_call, tokens_of_result,
 };
 use super::types::{
-    RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix, json_list,
+    ItemJson, MessageList, RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix,
 };
 use crate::domain::message::{CompleteForm, Role};
 use crate::domain::tail::TailMessage;
 use crate::domain::tokens;
 use serde::Serialize;
 use serde_json::json;
-use std::borrow::Cow;
 
 pub(super) fn render_message<'t>(
     message: TailMessage<'t>,
@@ -27,12 +26,15 @@ pub(super) fn render_message<'t>(
     }
     let speaker = if metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
     let (json, tokens) = match fields {
-        Fields::Standard => (Cow::Borrowed(message.sent_json), message.sent_tokens),
+        Fields::Standard => {
+            let json = message.sent_form().map_or(ItemJson::Stored(message), ItemJson::from);
+            (json, message.sent_tokens())
+        }
         Fields::All => {
             let CompleteForm { json, additional, has_standard_content } =
-                CompleteForm::of(message.json, !metadata.calls.is_empty());
-            let tokens = if has_standard_content { message.sent_tokens } else { metadata.tokens };
-            (json, tokens + tokens::count_text(&additional))
+                CompleteForm::of(message.json(), !metadata.calls.is_empty());
+            let tokens = if has_standard_content { message.sent_tokens() } else { metadata.tokens };
+            (ItemJson::Text(json), tokens + tokens::count_text(&additional))
         }
     };
     rendered.items.push(RenderedItem { speaker, json });
@@ -70,8 +72,9 @@ pub(super) fn render_context(input: &RenderInput<'_>) -> RenderedContext {
     let stable =
         StablePrefix { messages: usize::from(system.is_some()) + stable_items, blocks: None, tokens };
     let rendered = input.history.iter().chain(&input.user_message);
-    let items = rendered.flat_map(|message| &message.items).map(|item| &*item.json);
-    let messages = json_list(system.as_deref().into_iter().chain(items));
+    let items = rendered.flat_map(|message| &message.items).map(|item| &item.json);
+    let system_item = system.as_deref().map(ItemJson::from);
+    let messages = MessageList::new(input.tail, system_item.iter().chain(items));
     let extra = input.extra(|item| usize::from(system.is_some()) + item);
     RenderedContext { messages, stable, extra, ..RenderedContext::default() }
 }

@@ -1,9 +1,13 @@
 //! Types shared by all formats.
 
-use super::super::tokens::Tokenizer;
 use super::tool_pairing::MissingHalves;
+use crate::domain::tail::{Tail, TailMessage};
+use crate::domain::tokens::Tokenizer;
+use bytes::Bytes;
 use smallvec::SmallVec;
 use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// The two roles between which the formats distinguish in a list; results of tool calls belong to the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,15 +17,43 @@ pub(super) enum Speaker {
 }
 
 /// A message of the OpenAI format, or a content block of the Anthropic format.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct RenderedItem<'t> {
     pub(super) speaker: Speaker,
-    /// Borrowed from the tail if the stored message is sent as it is.
-    pub(super) json: Cow<'t, str>,
+    pub(super) json: ItemJson<'t>,
+}
+
+/// The JSON of an item.
+#[derive(Clone, Debug)]
+pub(super) enum ItemJson<'t> {
+    /// The message is sent as it is stored.
+    Stored(TailMessage<'t>),
+    Text(Cow<'t, str>),
+}
+
+impl From<String> for ItemJson<'_> {
+    fn from(json: String) -> Self {
+        Self::Text(json.into())
+    }
+}
+
+impl<'t> From<&'t str> for ItemJson<'t> {
+    fn from(json: &'t str) -> Self {
+        Self::Text(json.into())
+    }
+}
+
+impl ItemJson<'_> {
+    pub(super) fn as_str(&self) -> &str {
+        match self {
+            Self::Stored(message) => message.json(),
+            Self::Text(json) => json,
+        }
+    }
 }
 
 /// A message of the history in a provider's format, together with inserted halves of tool calls.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct RenderedMessage<'t> {
     /// Usually one, which needs no allocation.
     pub(super) items: SmallVec<[RenderedItem<'t>; 1]>,
@@ -74,6 +106,8 @@ pub struct RenderInput<'t> {
     pub system: String,
     pub system_tokens: i64,
     pub history: Vec<RenderedMessage<'t>>,
+    /// The tail that the history was rendered from.
+    pub tail: Option<&'t Arc<Tail>>,
     /// The new message of the user.
     pub user_message: Option<RenderedMessage<'t>>,
     /// The next context begins with the same message. `false` if messages had to be omitted.
@@ -119,8 +153,7 @@ impl RenderInput<'_> {
 pub struct RenderedContext {
     /// JSON of the system text, if the format has a field for it outside of the list.
     pub system: Option<String>,
-    /// The messages as a JSON list.
-    pub messages: String,
+    pub messages: MessageList,
     pub stable: StablePrefix,
     /// Number of calls and results in the list that are not part of the history.
     pub inserted: usize,
@@ -148,17 +181,121 @@ pub struct StablePrefix {
     pub tokens: i64,
 }
 
-/// Joins JSON values to a JSON list.
-pub(super) fn json_list<'j>(values: impl Iterator<Item = &'j str> + Clone) -> String {
-    let bytes = values.clone().map(|value| value.len() + 1).sum::<usize>();
-    let mut list = String::with_capacity(bytes + 2);
-    list.push('[');
-    for value in values {
-        if list.len() > 1 {
-            list.push(',');
+/// The messages of a context as a JSON list, in pieces. Stored messages are not copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MessageList {
+    pieces: Vec<Bytes>,
+}
+
+/// A piece of a list that is being made.
+enum Piece {
+    Text(String),
+    /// A part of [`Tail::shared_json`].
+    Stored(Range<usize>),
+}
+
+impl MessageList {
+    /// Joins the items. Those that are stored in `tail` one after the other are one piece.
+    pub(super) fn new<'t>(tail: Option<&Arc<Tail>>, items: impl Iterator<Item = &'t ItemJson<'t>>) -> Self {
+        let mut pieces = vec![Piece::Text("[".to_owned())];
+        for (index, item) in items.enumerate() {
+            let range = match item {
+                ItemJson::Stored(message) => tail.and_then(|tail| message.range_in(tail)),
+                ItemJson::Text(_) => None,
+            };
+            match (pieces.last_mut(), range) {
+                (Some(Piece::Stored(previous)), Some(range)) if previous.end + 1 == range.start => {
+                    previous.end = range.end;
+                }
+                (_, range) => {
+                    if index > 0 {
+                        push_text(&mut pieces, ",");
+                    }
+                    match range {
+                        Some(range) => pieces.push(Piece::Stored(range)),
+                        None => push_text(&mut pieces, item.as_str()),
+                    }
+                }
+            }
         }
-        list.push_str(value);
+        push_text(&mut pieces, "]");
+        let json = tail.map(Tail::shared_json).unwrap_or_default();
+        let stored = |piece: &Piece| if let Piece::Stored(range) = piece { range.len() } else { 0 };
+        // A response keeps the tail in memory until it is sent, and counts only its own size.
+        let is_shared = pieces.iter().map(stored).sum::<usize>() * 2 >= json.len();
+        let bytes_of = |piece| match piece {
+            Piece::Text(text) => Bytes::from(text),
+            Piece::Stored(range) if is_shared => json.slice(range),
+            Piece::Stored(range) => Bytes::copy_from_slice(json.get(range).unwrap_or_default()),
+        };
+        Self { pieces: pieces.into_iter().map(bytes_of).collect() }
     }
-    list.push(']');
-    list
+
+    /// Returns the list as consecutive pieces, each of which is UTF-8.
+    pub fn into_pieces(self) -> Vec<Bytes> {
+        self.pieces
+    }
+
+    /// Returns the list in one piece.
+    pub fn to_json(&self) -> Vec<u8> {
+        self.pieces.concat()
+    }
+}
+
+fn push_text(pieces: &mut Vec<Piece>, text: &str) {
+    if let Some(Piece::Text(last)) = pieces.last_mut() {
+        last.push_str(text);
+    } else {
+        pieces.push(Piece::Text(text.to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::message::Message;
+    use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+    use proptest::prelude::*;
+
+    fn tail(messages: i64) -> Arc<Tail> {
+        let message = |seq| {
+            let message =
+                Message::from_stored(format!(r#"{{"role":"user","content":"{seq}"}}"#)).expect("a message");
+            let json = message.json().to_owned();
+            ContextMessage { seq, metadata: MessageMetadata::new(&message, 1), json }
+        };
+        Arc::new(Tail::new(1, (1..=messages).map(message).collect()))
+    }
+
+    proptest! {
+        /// Messages of the tail in any order, of another tail, and texts.
+        #[test]
+        fn list_in_pieces_equals_joined_items(chosen in prop::collection::vec((0usize..3, 0usize..9), 0..12)) {
+            let (own, other) = (tail(9), tail(9));
+            let items: Vec<ItemJson<'_>> = chosen
+                .into_iter()
+                .map(|(kind, position)| match kind {
+                    0 => own.messages(position).next().map(ItemJson::Stored),
+                    1 => other.messages(position).next().map(ItemJson::Stored),
+                    _ => Some(position.to_string().into()),
+                })
+                .map(|item| item.expect("a message"))
+                .collect();
+            let joined: Vec<&str> = items.iter().map(ItemJson::as_str).collect();
+            let list = MessageList::new(Some(&own), items.iter());
+            prop_assert_eq!(String::from_utf8(list.to_json()).unwrap(), format!("[{}]", joined.join(",")));
+        }
+    }
+
+    #[test]
+    fn most_of_a_tail_is_one_piece_without_a_copy() {
+        let tail = tail(9);
+        let list = |position| {
+            let items: Vec<ItemJson<'_>> = tail.messages(position).map(ItemJson::Stored).collect();
+            MessageList::new(Some(&tail), items.iter()).into_pieces()
+        };
+        let is_shared = |piece: &Bytes| tail.shared_json().as_ptr_range().contains(&piece.as_ptr());
+        assert_eq!(list(1).iter().map(is_shared).collect::<Vec<_>>(), [false, true, false]);
+        assert!(!list(8).iter().any(is_shared), "the last message keeps the other ones in memory");
+    }
 }

@@ -5,7 +5,7 @@ use crate::capacity::WorkPermit;
 use crate::config::Limits;
 use crate::domain::consolidation::Mode;
 use crate::domain::coverage::Coverage;
-use crate::domain::format::{Fields, Format, ListOptions, MessageExtra, StablePrefix};
+use crate::domain::format::{Fields, Format, ListOptions, MessageExtra, MessageList, StablePrefix};
 use crate::domain::id::UserId;
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
@@ -21,12 +21,13 @@ use crate::http::headers::preferred_text;
 use crate::http::json::stored;
 use crate::http::openapi::responses::SessionUserMismatch;
 use crate::http::readable;
-use crate::http::response_body::json_response;
+use crate::http::response_body::{BodyPieces, json_response};
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
 use crate::service::{self, MemoryService};
 use crate::trace_context::step;
 use axum::Extension;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -91,7 +92,7 @@ struct ContextResponse {
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "placeholder")]
     system: Option<String>,
     #[serde(serialize_with = "placeholder")]
-    messages: String,
+    messages: MessageList,
     #[serde(skip_serializing_if = "Option::is_none")]
     extra: Option<Vec<ExtraBody>>,
     cache: CacheBody,
@@ -376,24 +377,27 @@ impl ContextResponse {
     /// parse them again: serde writes the rest, with [`placeholder`]s.
     fn into_response(self) -> Result<Response, Problem> {
         let template = serde_json::to_string(&self).map_err(|_| Problem::internal())?;
-        let system = self.system.as_deref().unwrap_or_default();
-        let mut body = String::with_capacity(template.len() + self.messages.len() + system.len() + 1);
+        let system = self.system.map(Bytes::from).into_iter().collect();
+        let mut body = BodyPieces::default();
         let mut rest = template.as_str();
         // Strings before the list can't contain these keys, because quotes are escaped in strings.
-        for (placeholder, json) in [(r#""system":null"#, system), (r#""messages":null"#, &self.messages)] {
-            if json.is_empty() {
+        let inserted = [(r#""system":null"#, system), (r#""messages":null"#, self.messages.into_pieces())];
+        for (placeholder, pieces) in inserted {
+            if pieces.is_empty() {
                 continue;
             }
             if let Some((before, after)) = rest.split_once(placeholder) {
                 body.push_str(before);
                 body.push_str(placeholder.trim_end_matches("null"));
-                body.push_str(json);
+                for piece in pieces {
+                    body.push(piece);
+                }
                 rest = after;
             }
         }
         body.push_str(rest);
-        body.push('\n');
-        Ok(json_response(body))
+        body.push_str("\n");
+        Ok(json_response(body.into_body()))
     }
 }
 
