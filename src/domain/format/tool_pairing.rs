@@ -41,7 +41,7 @@ pub(super) struct MissingHalves {
 
 /// Returns the missing halves around each message. They depend on the messages before it and on the next one.
 pub(super) fn missing_halves<'a>(messages: impl Iterator<Item = &'a MessageMetadata>) -> Vec<MissingHalves> {
-    let mut all: Vec<MissingHalves> = Vec::new();
+    let mut all: Vec<MissingHalves> = Vec::with_capacity(messages.size_hint().0);
     // Unanswered calls of the last assistant message, as long as only results of them have followed.
     let mut open: Vec<String> = Vec::new();
     let close = |all: &mut Vec<MissingHalves>, open: &mut Vec<String>| {
