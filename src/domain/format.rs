@@ -6,6 +6,7 @@
 //! add a file next to `openai` and an arm in each function here.
 
 use super::message;
+use super::message_metadata::MessageMetadata;
 use super::tail::Tail;
 use super::validation::FieldError;
 use serde::{Deserialize, Serialize};
@@ -72,7 +73,7 @@ impl Format {
         match (self, options.fields) {
             // Standard messages are copied, not parsed; only inserted results are made.
             (Self::OpenAi, Fields::Standard) => {
-                let calls = tail.metadata().iter().flat_map(|metadata| &metadata.calls);
+                let calls = tail.metadata().iter().flat_map(MessageMetadata::calls);
                 calls.map(|id| id.len() + tool_pairing::NO_RESULT.len()).sum()
             }
             (Self::OpenAi, Fields::All) | (Self::Anthropic, _) => tail.bytes(),

@@ -57,14 +57,14 @@ fn safe_split_points(
     // Some clients reuse ids ("call_1" in each turn), so a result belongs to the latest open call of its id.
     let mut open_calls: HashMap<&str, Vec<usize>> = HashMap::new();
     for (position, message) in messages.iter().enumerate() {
-        if let Some(id) = message.result_of.as_deref() {
+        if let Some(id) = message.result_of() {
             match open_calls.get_mut(id).and_then(Vec::pop) {
                 Some(call) => block(call + 1, position),
                 None if orphans == OrphanResults::Block => block(0, position),
                 None => {}
             }
         }
-        for id in &message.calls {
+        for id in message.calls() {
             open_calls.entry(id).or_default().push(position);
         }
     }

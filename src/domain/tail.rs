@@ -101,7 +101,7 @@ impl AsRef<[u8]> for SharedJson {
 impl SentMessage {
     fn of(message: &ContextMessage) -> Option<Self> {
         let SentForm { json, lacks_attachments } =
-            SentForm::of(&message.json, !message.metadata.calls.is_empty())?;
+            SentForm::of(&message.json, !message.metadata.calls().is_empty())?;
         let mut tokens = message.metadata.tokens;
         if lacks_attachments && let Ok(message) = Message::from_stored(json.clone()) {
             tokens = tokens::count_message(&message);
@@ -231,7 +231,6 @@ impl Tail {
 
     /// Returns the memory that the tail takes, approximately.
     pub fn memory(&self) -> usize {
-        let ids = self.metadata.iter().flat_map(|metadata| metadata.calls.iter().chain(&metadata.result_of));
         size_of::<Self>()
             + self.json.capacity()
             + self.ends.capacity() * size_of::<usize>()
@@ -241,7 +240,7 @@ impl Tail {
                 .iter()
                 .map(|(_, sent)| sent.json.len() + size_of::<(i64, SentMessage)>())
                 .sum::<usize>()
-            + ids.map(|id| id.capacity() + size_of::<String>()).sum::<usize>()
+            + self.metadata.iter().map(MessageMetadata::heap_bytes).sum::<usize>()
     }
 
     /// Returns the start of the message at `position` in `json`, after the separator.

@@ -8,7 +8,7 @@ use super::{MemoryVersion, Store, StoreError};
 use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
-use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+use crate::domain::message_metadata::{ContextMessage, MessageMetadata, ToolIds};
 use crate::domain::session::Session;
 use crate::domain::tail::{Tail, TailLimit};
 use serde::Deserialize;
@@ -148,13 +148,8 @@ fn tail_messages(lines: &str) -> Result<Vec<ContextMessage>, StoreError> {
     while let (Some(metadata), Some(json)) = (lines.next(), lines.next()) {
         let TailMetadata(seq, tokens, role, calls, result_of, is_redacted) =
             serde_json::from_str(metadata).map_err(StoreError::corrupt("the metadata of a message"))?;
-        let metadata = MessageMetadata {
-            role: rows::role(role)?,
-            tokens,
-            calls: calls.unwrap_or_default(),
-            result_of,
-            is_redacted: is_redacted != 0,
-        };
+        let tool_ids = ToolIds { calls: calls.unwrap_or_default(), result_of };
+        let metadata = MessageMetadata::from_parts(rows::role(role)?, tokens, tool_ids, is_redacted != 0);
         messages.push(ContextMessage { seq, metadata, json: json.to_owned() });
     }
     Ok(messages)

@@ -8,7 +8,7 @@ use crate::domain::consolidation_record::ConsolidationRecord;
 use crate::domain::id::{KeyName, SessionId, TenantId};
 use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 use crate::domain::message::{Message, Role};
-use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+use crate::domain::message_metadata::{ContextMessage, MessageMetadata, ToolIds};
 use crate::domain::redaction::RedactionMark;
 use crate::domain::revision::{MetaConsolidation, Revision, RevisionKind};
 use crate::domain::session::{ConsolidationState, ForkKind, ForkOrigin, Session, Summary};
@@ -211,16 +211,12 @@ pub(super) fn context_message(row: &impl DbRow) -> Result<ContextMessage, StoreE
 pub(super) fn message_metadata(row: &impl DbRow) -> Result<MessageMetadata, StoreError> {
     let calls: Option<&str> = row.field("tool_call_ids")?;
     let result_of: Option<&str> = row.field("tool_result_of")?;
-    Ok(MessageMetadata {
-        role: role(row.field("role")?)?,
-        tokens: row.field("message_tokens")?,
-        calls: from_json(calls)
-            .map_err(StoreError::corrupt("the tool calls of a message"))?
-            .unwrap_or_default(),
-        result_of: from_json(result_of)
-            .map_err(StoreError::corrupt("the tool call that a message answers"))?,
-        is_redacted: row.field("is_redacted")?,
-    })
+    let calls = from_json(calls).map_err(StoreError::corrupt("the tool calls of a message"))?;
+    let result_of =
+        from_json(result_of).map_err(StoreError::corrupt("the tool call that a message answers"))?;
+    let tool_ids = ToolIds { calls: calls.unwrap_or_default(), result_of };
+    let role = role(row.field("role")?)?;
+    Ok(MessageMetadata::from_parts(role, row.field("message_tokens")?, tool_ids, row.field("is_redacted")?))
 }
 
 pub(super) fn role(name: &str) -> Result<Role, StoreError> {

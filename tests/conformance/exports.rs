@@ -122,7 +122,7 @@ async fn imported_session_is_listed_by_its_last_activity_and_erased_completely(b
     let (imported, batches) = imported();
     assert_eq!(import(&demo, &imported, batches).await.unwrap(), ImportOutcome::Imported);
     let metadata = demo.store.message_metadata(&demo.tenant, &demo.session, 1, 9).await.unwrap();
-    assert_eq!((metadata[0].calls[0].as_str(), metadata[1].result_of.as_deref()), ("a\0", Some("a\0")));
+    assert_eq!((metadata[0].calls()[0].as_str(), metadata[1].result_of()), ("a\0", Some("a\0")));
     let hour = sql.number("SELECT activity_hour FROM sessions").await;
     assert_eq!(hour, BEGAN.unix_timestamp() / 3600 + 1);
     assert!(demo.erase().await);

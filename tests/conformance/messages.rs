@@ -39,8 +39,8 @@ async fn message_metadata_matches_the_messages(backend: Backend) {
     let messages: Vec<_> = texts.iter().map(|text| counted(message(text))).collect();
     let expected: Vec<_> =
         messages.iter().map(|(message, tokens)| MessageMetadata::new(message, *tokens)).collect();
-    assert_eq!(expected[1].calls, ["a\"b,[]", "é\0"]);
-    assert_eq!(expected[2].result_of.as_deref(), Some("é\0"));
+    assert_eq!(expected[1].calls(), ["a\"b,[]", "é\0"]);
+    assert_eq!(expected[2].result_of(), Some("é\0"));
     let demo = Conversation::on(&backend).await;
     let stored = messages.clone();
     demo.record(&Exchange { messages, ..Exchange::default() }).await;

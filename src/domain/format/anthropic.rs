@@ -87,14 +87,14 @@ pub(super) fn render_message<'t>(
 ) -> Result<RenderedMessage<'t>, Vec<FieldError>> {
     let (seq, metadata) = (message.seq(), message.metadata);
     let mut rendered = RenderedMessage::default();
-    if let (true, Some(id)) = (missing.call, metadata.result_of.as_deref()) {
+    if let (true, Some(id)) = (missing.call, metadata.result_of()) {
         let id = ids.assign(id, seq);
         let tokens = tokens_of_call(&id);
         let name = EARLIER_CALL.to_owned();
         let call = ContentBlock::ToolUse { id, name, input: raw_json(NO_ARGUMENTS.to_owned()) };
         rendered.insert(call.into_item(Speaker::Assistant), tokens);
     }
-    for id in &metadata.calls {
+    for id in metadata.calls() {
         ids.assign(id, seq);
     }
     let speaker = if metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
@@ -175,7 +175,7 @@ fn render_recorded_blocks(
     }
     // A message can have calls of the chat format next to its blocks.
     let own: HashSet<String> = blocks.iter().filter_map(|block| Some(block.call_id()?.1)).collect();
-    if by_assistant && message.metadata.calls.iter().any(|id| !own.contains(&ids.get(id))) {
+    if by_assistant && message.metadata.calls().iter().any(|id| !own.contains(&ids.get(id))) {
         let stored = Message::from_stored(message.json().to_owned()).ok()?;
         for call in stored.tool_calls().iter().filter(|call| !own.contains(&ids.get(&call.id))) {
             let (id, name, input) = (ids.get(&call.id), tool_name(&call.name), tool_input(&call.arguments));

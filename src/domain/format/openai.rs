@@ -21,7 +21,7 @@ pub(super) fn render_message<'t>(
     let metadata = message.metadata;
     let mut rendered = RenderedMessage::default();
     if missing.call {
-        let (call, tokens) = inserted_call(metadata.result_of.as_deref().unwrap_or_default());
+        let (call, tokens) = inserted_call(metadata.result_of().unwrap_or_default());
         rendered.insert(call, tokens);
     }
     let speaker = if metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
@@ -32,7 +32,7 @@ pub(super) fn render_message<'t>(
         }
         Fields::All => {
             let CompleteForm { json, additional, has_standard_content } =
-                CompleteForm::of(message.json(), !metadata.calls.is_empty());
+                CompleteForm::of(message.json(), !metadata.calls().is_empty());
             let tokens = if has_standard_content { message.sent_tokens() } else { metadata.tokens };
             (ItemJson::Text(json), tokens + tokens::count_text(&additional))
         }

@@ -51,13 +51,14 @@ pub(super) fn missing_halves<'a>(messages: impl Iterator<Item = &'a MessageMetad
     };
     for message in messages {
         let mut missing = MissingHalves::default();
-        let answered = message.result_of.as_ref().and_then(|id| open.iter().position(|call| call == id));
+        let answered = message.result_of().and_then(|id| open.iter().position(|call| call == id));
         if let Some(index) = answered {
             open.remove(index);
         } else {
             close(&mut all, &mut open);
             missing.call = message.role == Role::Tool;
-            open.clone_from(&message.calls);
+            open.clear();
+            open.extend_from_slice(message.calls());
         }
         all.push(missing);
     }
@@ -91,7 +92,7 @@ mod tests {
         let halves = missing_halves(messages.iter());
         let mut out = Vec::new();
         for ((word, message), missing) in script.split(' ').zip(&messages).zip(halves) {
-            out.extend(message.result_of.iter().filter(|_| missing.call).map(|id| format!("(A{id})")));
+            out.extend(message.result_of().iter().filter(|_| missing.call).map(|id| format!("(A{id})")));
             out.push(word.to_owned());
             out.extend(missing.results.iter().map(|id| format!("(t{id})")));
         }
