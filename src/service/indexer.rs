@@ -28,6 +28,8 @@ pub struct IndexWorker {
     store: Arc<Store>,
     wakeup: Arc<Notify>,
     metrics: ServiceMetrics,
+    /// The last attempt to flush the pending list failed.
+    flush_failed: bool,
 }
 
 impl MemoryService {
@@ -35,13 +37,13 @@ impl MemoryService {
     #[must_use]
     pub fn index_worker(&self) -> IndexWorker {
         let (store, wakeup) = (Arc::clone(&self.store), Arc::clone(&self.index_wakeup));
-        IndexWorker { store, wakeup, metrics: self.metrics.clone() }
+        IndexWorker { store, wakeup, metrics: self.metrics.clone(), flush_failed: false }
     }
 }
 
 impl IndexWorker {
     /// Runs without end.
-    pub async fn run(self) {
+    pub async fn run(mut self) {
         let (mut next_check, mut failed) = (Instant::now(), false);
         loop {
             let is_check_due = next_check <= Instant::now();
@@ -71,7 +73,7 @@ impl IndexWorker {
 
     /// Indexes the missing messages, and returns the delay before the next ones. With `check`, looks for them in all tenants before
     /// and after.
-    async fn index(&self, check: bool) -> Result<Duration, StoreError> {
+    async fn index(&mut self, check: bool) -> Result<Duration, StoreError> {
         let state = if check { self.store.index_state().await? } else { IndexState::default() };
         let IndexState { messages, is_rebuilding, .. } = state;
         if check {
@@ -86,13 +88,37 @@ impl IndexWorker {
             );
         }
         // Under a steady load, some messages are missing at any time. A batch for these few would cost more than the debounce saves.
-        while self.store.index_batch().await?.is_some_and(|batch| !batch.is_last) {}
-        let pages = self.store.flush_pending_list().await?;
+        let pages = loop {
+            let batch = self.store.index_batch().await?;
+            let pages = self.flush().await;
+            if batch.is_none_or(|batch| batch.is_last) {
+                break pages;
+            }
+        };
         if is_incomplete {
             self.record(&self.store.index_state().await?);
             tracing::info!("the search index is complete");
         }
         Ok(if pages < LONG_LIST_PAGES { DEBOUNCE } else { SHORT_DEBOUNCE })
+    }
+
+    /// Flushes the pending list on Postgres, and returns the number of its pages.
+    async fn flush(&mut self) -> i64 {
+        match self.store.flush_pending_list().await {
+            Ok(pages) => {
+                self.flush_failed = false;
+                pages
+            }
+            Err(error) => {
+                // Searches find the messages all the same. Only the first of consecutive failures is logged.
+                if !std::mem::replace(&mut self.flush_failed, true)
+                    && !matches!(error, StoreError::Unavailable(_))
+                {
+                    tracing::warn!(error = %ErrorChain(&error), "failed to flush the pending list of the search index; exchanges wait for it");
+                }
+                0
+            }
+        }
     }
 
     fn record(&self, state: &IndexState) {
@@ -115,7 +141,7 @@ pub async fn reindex(
     while let Some(batch) = store.index_batch().await? {
         indexed += u64::try_from(batch.messages).unwrap_or(0);
         progress(indexed);
+        store.flush_pending_list().await?;
     }
-    store.flush_pending_list().await?;
     Ok((state, indexed))
 }

@@ -310,9 +310,11 @@ impl Store {
     }
 
     /// Moves the pending list of the full-text index on Postgres into its main structure, so that no exchange has to do that. Returns
-    /// the number of its pages of 8 KiB: 0 if another connection is doing so, and on SQLite.
+    /// the number of its pages of 8 KiB: 0 if another connection is doing so, on SQLite, and if search is disabled.
     pub async fn flush_pending_list(&self) -> Result<i64, StoreError> {
-        let Self::Postgres(_) = self else { return Ok(0) };
+        if matches!(self, Self::Sqlite(_)) || self.analyzer().is_none() {
+            return Ok(0);
+        }
         match self.global_statement(FLUSH_GIN_PENDING_LIST).read().await {
             Err(StoreError::Statement(sqlx::Error::Database(error)))
                 if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) =>
