@@ -71,7 +71,7 @@ impl Format {
     /// Estimates how many bytes [`Self::render_messages`] reads and writes for these messages.
     pub fn estimate_bytes(self, options: ListOptions, tail: &Tail) -> usize {
         match (self, options.fields) {
-            // Standard messages are copied, not parsed; only inserted results are made.
+            // Standard messages are sent as they are stored; only inserted results are made.
             (Self::OpenAi, Fields::Standard) => {
                 let calls = tail.metadata().iter().flat_map(MessageMetadata::calls);
                 calls.map(|id| id.len() + tool_pairing::NO_RESULT.len()).sum()

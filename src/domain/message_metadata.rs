@@ -49,8 +49,8 @@ impl MessageMetadata {
     /// Returns the memory that the metadata take on the heap, approximately.
     pub fn heap_bytes(&self) -> usize {
         let Some(ids) = &self.tool_ids else { return 0 };
-        let texts = ids.calls.iter().chain(&ids.result_of).map(|id| id.capacity() + size_of::<String>());
-        size_of::<ToolIds>() + texts.sum::<usize>()
+        let texts: usize = ids.calls.iter().chain(&ids.result_of).map(String::capacity).sum();
+        size_of::<ToolIds>() + ids.calls.capacity() * size_of::<String>() + texts
     }
 }
 

@@ -86,6 +86,14 @@ impl BodyPieces {
     }
 }
 
+impl Extend<Bytes> for BodyPieces {
+    fn extend<I: IntoIterator<Item = Bytes>>(&mut self, pieces: I) {
+        for piece in pieces {
+            self.push(piece);
+        }
+    }
+}
+
 impl HttpBody for BodyPieces {
     type Data = Bytes;
     type Error = Infallible;

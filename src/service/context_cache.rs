@@ -27,7 +27,8 @@ const EXPECTED_SESSIONS: usize = 1024;
 /// A session that would take more than this part of the cache is not kept.
 const MAX_PART: usize = 16;
 
-/// The messages of a tail exist at most this many times, besides the cached tail, while a context is rendered: the list and the body.
+/// The messages of a tail exist about this many times, besides the tail itself, while a context is rendered in the Anthropic format: the
+/// list and its parts.
 const COPIES_OF_RENDERED: usize = 2;
 /// The same if they are read from the database: once more as rows.
 const COPIES_OF_LOADED: usize = 3;
@@ -165,7 +166,7 @@ impl ContextCache {
         }
     }
 
-    /// Removes the copy of an erased session, so that its texts do not stay in memory.
+    /// Removes the copy of an erased session, so that its texts do not stay in memory, except in responses that are being sent.
     pub(super) fn forget_session(&self, tenant: &TenantId, session: &SessionId) {
         drop(self.snapshots.remove(&(tenant.clone(), session.clone())));
     }

@@ -196,8 +196,15 @@ enum Piece {
 
 impl MessageList {
     /// Joins the items. Those that are stored in `tail` one after the other are one piece.
-    pub(super) fn new<'t>(tail: Option<&Arc<Tail>>, items: impl Iterator<Item = &'t ItemJson<'t>>) -> Self {
-        let mut pieces = vec![Piece::Text("[".to_owned())];
+    pub(super) fn new<'t>(
+        tail: Option<&Arc<Tail>>,
+        items: impl Iterator<Item = &'t ItemJson<'t>> + Clone,
+    ) -> Self {
+        let text_bytes =
+            items.clone().map(|item| if let ItemJson::Text(text) = item { text.len() + 1 } else { 0 });
+        let mut start = String::with_capacity(text_bytes.sum::<usize>() + 2);
+        start.push('[');
+        let mut pieces = vec![Piece::Text(start)];
         for (index, item) in items.enumerate() {
             let range = match item {
                 ItemJson::Stored(message) => tail.and_then(|tail| message.range_in(tail)),
@@ -221,8 +228,10 @@ impl MessageList {
         push_text(&mut pieces, "]");
         let json = tail.map(Tail::shared_json).unwrap_or_default();
         let stored = |piece: &Piece| if let Piece::Stored(range) = piece { range.len() } else { 0 };
-        // A response keeps the tail in memory until it is sent, and counts only its own size.
-        let is_shared = pieces.iter().map(stored).sum::<usize>() * 2 >= json.len();
+        // The response keeps the tail in memory until it is sent, but only its own size counts in the limits.
+        let stored_bytes = pieces.iter().map(stored).sum::<usize>();
+        let is_shared =
+            tail.is_some_and(|tail| stored_bytes.saturating_mul(4) >= tail.memory().saturating_mul(3));
         let bytes_of = |piece| match piece {
             Piece::Text(text) => Bytes::from(text),
             Piece::Stored(range) if is_shared => json.slice(range),
@@ -259,8 +268,9 @@ mod tests {
 
     fn tail(messages: i64) -> Arc<Tail> {
         let message = |seq| {
-            let message =
-                Message::from_stored(format!(r#"{{"role":"user","content":"{seq}"}}"#)).expect("a message");
+            let text = "x".repeat(500);
+            let message = Message::from_stored(format!(r#"{{"role":"user","content":"{seq}{text}"}}"#));
+            let message = message.expect("a message");
             let json = message.json().to_owned();
             ContextMessage { seq, metadata: MessageMetadata::new(&message, 1), json }
         };
@@ -268,7 +278,7 @@ mod tests {
     }
 
     proptest! {
-        /// Messages of the tail in any order, of another tail, and texts.
+        /// Joins messages of the tail in any order, those of another tail, and texts.
         #[test]
         fn list_in_pieces_equals_joined_items(chosen in prop::collection::vec((0usize..3, 0usize..9), 0..12)) {
             let (own, other) = (tail(9), tail(9));

@@ -8,11 +8,13 @@ use super::admission::Admission;
 use crate::capacity::{ClientId, Held, WorkPermit};
 use crate::config::Limits;
 use crate::http::error::Problem;
+use crate::http::response_body::BodyPieces;
 use axum::body::{Body, HttpBody as _, to_bytes};
 use axum::extract::Request;
 use axum::response::{IntoResponse as _, Response};
 use bytes::{Bytes, BytesMut};
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -24,7 +26,7 @@ const SMALL: usize = 16 * 1024;
 /// Longest time for the small body of a rejected request to arrive. It usually arrives with the head.
 const DISCARD_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Responses up to this size hold no memory: the connection takes over such a response at once.
+/// Responses up to this size hold no memory: the limit of connections bounds it.
 const SMALL_RESPONSE: usize = 64 * 1024;
 
 /// The memory that the body of one request holds; dropping it releases the memory.
@@ -106,16 +108,16 @@ async fn collect_body(
     Ok(collected.freeze())
 }
 
-/// The body of a response with its memory. Parts of it share this value, so that the memory is released when the connection
-/// has written the last part, or is closed.
-struct HeldBody {
-    body: Bytes,
-    _memory: Held,
+/// A piece of the body of a response with the memory of the whole body, which is released when the connection has written the
+/// last piece, or is closed.
+struct HeldPiece {
+    piece: Bytes,
+    _memory: Arc<Held>,
 }
 
-impl AsRef<[u8]> for HeldBody {
+impl AsRef<[u8]> for HeldPiece {
     fn as_ref(&self) -> &[u8] {
-        &self.body
+        &self.piece
     }
 }
 
@@ -131,11 +133,11 @@ pub(crate) async fn finish(permit: &WorkPermit, response: Response) -> Response 
         return response;
     };
     let (parts, body) = response.into_parts();
-    match to_bytes(body, usize::MAX).await {
-        Ok(body) => {
-            let body = Bytes::from_owner(HeldBody { body, _memory: memory });
-            Response::from_parts(parts, Body::from(body))
-        }
+    let memory = Arc::new(memory);
+    let held = |piece| Bytes::from_owner(HeldPiece { piece, _memory: Arc::clone(&memory) });
+    // The pieces are in memory already, and are not joined, because that would copy them.
+    match body.into_data_stream().map_ok(held).try_collect::<BodyPieces>().await {
+        Ok(pieces) => Response::from_parts(parts, pieces.into_body()),
         Err(_) => Problem::internal().into_response(),
     }
 }

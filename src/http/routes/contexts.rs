@@ -389,9 +389,7 @@ impl ContextResponse {
             if let Some((before, after)) = rest.split_once(placeholder) {
                 body.push_str(before);
                 body.push_str(placeholder.trim_end_matches("null"));
-                for piece in pieces {
-                    body.push(piece);
-                }
+                body.extend(pieces);
                 rest = after;
             }
         }
