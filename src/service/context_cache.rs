@@ -27,8 +27,8 @@ const EXPECTED_SESSIONS: usize = 1024;
 /// A session that would take more than this part of the cache is not kept.
 const MAX_PART: usize = 16;
 
-/// The messages of a tail exist about this many times, besides the tail itself, while a context is rendered in the Anthropic format: the
-/// list and its parts.
+/// While a context is rendered in the Anthropic format, its messages exist about this many times besides the tail: as items and
+/// in the list. The OpenAI format refers to the tail instead.
 const COPIES_OF_RENDERED: usize = 2;
 /// The same if they are read from the database: once more as rows.
 const COPIES_OF_LOADED: usize = 3;
@@ -166,7 +166,8 @@ impl ContextCache {
         }
     }
 
-    /// Removes the copy of an erased session, so that its texts do not stay in memory, except in responses that are being sent.
+    /// Removes the copy of an erased session, so that its texts stay in memory only until the responses that contain them are
+    /// sent.
     pub(super) fn forget_session(&self, tenant: &TenantId, session: &SessionId) {
         drop(self.snapshots.remove(&(tenant.clone(), session.clone())));
     }

@@ -321,7 +321,7 @@ impl Store {
             {
                 Ok(0)
             }
-            row => row?.map_or(Ok(0), |row| Ok(row.field("pages")?)),
+            row => Ok(row?.ok_or(sqlx::Error::RowNotFound)?.field("pages")?),
         }
     }
 

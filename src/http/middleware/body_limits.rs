@@ -26,7 +26,7 @@ const SMALL: usize = 16 * 1024;
 /// Longest time for the small body of a rejected request to arrive. It usually arrives with the head.
 const DISCARD_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Responses up to this size hold no memory: the limit of connections bounds it.
+/// Responses up to this size are not counted, because the limit of connections bounds their memory.
 const SMALL_RESPONSE: usize = 64 * 1024;
 
 /// The memory that the body of one request holds; dropping it releases the memory.
