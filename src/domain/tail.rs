@@ -1,4 +1,5 @@
 //! The tail of a session in memory: few allocations and one copy of each text, so that a replica can keep many of them.
+//! A tail that has advanced shares its chunks with the earlier one, and responses refer to them.
 
 use super::message::{Message, SentForm};
 use super::message_metadata::{ContextMessage, MessageMetadata};
@@ -16,17 +17,29 @@ pub struct TailLimit {
     pub bytes: usize,
 }
 
+/// Largest size of a chunk of several messages. An exchange copies the last chunk of a cached tail. Almost all chunks of a long
+/// tail have the same size class of the allocator, so that a new chunk fits into the place of an evicted one.
+const MAX_CHUNK_BYTES: usize = 32 * 1024;
+
 /// Consecutive messages of a session, oldest first. They never change, because a history is append-only.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Tail {
     first_seq: i64,
-    /// The JSON of all messages, separated by commas, so that a part of it is a part of a list.
-    json: String,
-    /// End of each message in `json`.
+    /// The JSON of the messages. The first chunk can also contain earlier messages.
+    chunks: Vec<Chunk>,
+    /// Offset of the end of the message before the first one, and of the end of each message.
     ends: Vec<usize>,
     metadata: Vec<MessageMetadata>,
     /// Messages that are sent in another form than they are stored in, ordered by `seq`. There are few.
     sent_forms: Vec<(i64, Arc<SentMessage>)>,
+}
+
+/// The JSON of consecutive messages. A comma precedes each message, so that consecutive chunks are a part of a list.
+#[derive(Clone, Debug)]
+struct Chunk {
+    /// Offset of the first comma.
+    start: usize,
+    json: Arc<String>,
 }
 
 /// The form in which a message is sent, computed once.
@@ -55,7 +68,7 @@ impl<'t> TailMessage<'t> {
 
     /// Returns the message as stored.
     pub fn json(&self) -> &'t str {
-        self.tail.json.get(self.tail.range(self.position)).unwrap_or_default()
+        self.tail.json(self.position)
     }
 
     /// Returns the message as chat completions accept it, if that is another form than the stored one.
@@ -83,18 +96,36 @@ impl<'t> TailMessage<'t> {
         self.sent.map(|sent| &sent.anthropic_tokens)
     }
 
-    /// Returns the place of the stored message in [`Tail::shared_json`], if it is a message of this tail.
-    pub fn range_in(&self, tail: &Tail) -> Option<Range<usize>> {
-        std::ptr::eq(self.tail, tail).then(|| self.tail.range(self.position))
+    /// Returns the position of the message in `tail`, if it is a message of this tail.
+    pub fn position_in(&self, tail: &Tail) -> Option<usize> {
+        std::ptr::eq(self.tail, tail).then_some(self.position)
     }
 }
 
-/// The JSON of a tail as bytes that can be sent without a copy.
-struct SharedJson(Arc<Tail>);
+impl Chunk {
+    fn end(&self) -> usize {
+        self.start + self.json.len()
+    }
 
-impl AsRef<[u8]> for SharedJson {
-    fn as_ref(&self) -> &[u8] {
-        self.0.json.as_bytes()
+    /// Returns the bytes between two offsets. They refer to the chunk, and keep it in memory, if they are most of it.
+    fn bytes(&self, start: usize, end: usize) -> Bytes {
+        /// The JSON of a chunk as the owner of bytes.
+        struct SharedJson(Arc<String>);
+
+        impl AsRef<[u8]> for SharedJson {
+            fn as_ref(&self) -> &[u8] {
+                self.0.as_bytes()
+            }
+        }
+
+        let start = start.saturating_sub(self.start);
+        let end = end.min(self.end()).saturating_sub(self.start);
+        // Only the size of a response counts in the limits.
+        if end.saturating_sub(start).saturating_mul(4) >= self.json.len().saturating_mul(3) {
+            Bytes::from_owner(SharedJson(Arc::clone(&self.json))).slice(start..end)
+        } else {
+            Bytes::copy_from_slice(self.json.as_bytes().get(start..end).unwrap_or_default())
+        }
     }
 }
 
@@ -115,24 +146,41 @@ impl Tail {
     pub fn new(first_seq: i64, messages: Vec<ContextMessage>) -> Self {
         let mut tail = Self {
             first_seq,
-            json: String::with_capacity(messages.iter().map(|message| message.json.len() + 1).sum()),
-            ends: Vec::with_capacity(messages.len()),
+            chunks: Vec::new(),
+            ends: Vec::with_capacity(messages.len() + 1),
             metadata: Vec::with_capacity(messages.len()),
             sent_forms: Vec::new(),
         };
+        tail.ends.push(0);
         tail.push(messages);
         tail
     }
 
     fn push(&mut self, messages: Vec<ContextMessage>) {
-        for message in messages {
-            let seq = self.last_seq() + 1;
-            self.sent_forms.extend(SentMessage::of(&message).map(|form| (seq, Arc::new(form))));
-            if !self.json.is_empty() {
-                self.json.push(',');
+        let mut rest = messages.as_slice();
+        while !rest.is_empty() {
+            let last = self.chunks.last().map_or(0, |chunk| self.json_in(chunk).len());
+            let (mut count, mut size) = fill_chunk(last, rest);
+            let extended = if count > 0 { self.chunks.pop() } else { None };
+            if extended.is_none() {
+                (count, size) = fill_chunk(0, rest);
             }
-            self.json.push_str(&message.json);
-            self.ends.push(self.json.len());
+            let mut json = String::with_capacity(size);
+            if let Some(chunk) = &extended {
+                json.push_str(self.json_in(chunk));
+            }
+            let start = self.ends.last().map_or(0, |end| end - json.len());
+            let (added, others) = rest.split_at(count);
+            for message in added {
+                json.push(',');
+                json.push_str(&message.json);
+                self.ends.push(start + json.len());
+            }
+            self.chunks.push(Chunk { start, json: Arc::new(json) });
+            rest = others;
+        }
+        for message in messages {
+            self.sent_forms.extend(SentMessage::of(&message).map(|form| (message.seq, Arc::new(form))));
             self.metadata.push(message.metadata);
         }
     }
@@ -160,28 +208,26 @@ impl Tail {
             new_bytes -= messages.remove(0).json.len();
             first_seq += 1;
         }
-        let start = self.start(skipped);
-        let json = self.json.get(start..).unwrap_or_default();
+        let start = self.end(skipped);
         let mut tail = Self {
             first_seq,
-            json: String::with_capacity(json.len() + new_bytes + messages.len()),
-            ends: Vec::with_capacity(self.len() - skipped + messages.len()),
+            chunks: self.chunks.iter().filter(|chunk| chunk.end() > start).cloned().collect(),
+            ends: Vec::with_capacity(self.len() - skipped + messages.len() + 1),
             metadata: Vec::with_capacity(self.len() - skipped + messages.len()),
             sent_forms: self.sent_forms.iter().filter(|(seq, _)| *seq >= first_seq).cloned().collect(),
         };
-        tail.json.push_str(json);
-        tail.ends.extend(self.ends.iter().skip(skipped).map(|end| end - start));
+        tail.ends.extend_from_slice(self.ends.get(skipped..).unwrap_or_default());
         tail.metadata.extend(self.metadata.iter().skip(skipped).cloned());
         tail.push(messages);
         Some(tail)
     }
 
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.metadata.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.metadata.is_empty()
     }
 
     /// Returns the `seq` of the last message, or the one before the first if the tail is empty.
@@ -213,9 +259,13 @@ impl Tail {
         })
     }
 
-    /// Returns the stored JSON of all messages, separated by commas. It keeps the tail in memory.
-    pub fn shared_json(self: &Arc<Self>) -> Bytes {
-        Bytes::from_owner(SharedJson(Arc::clone(self)))
+    /// Returns the stored JSON of the messages at `positions`, separated by commas. The pieces can keep chunks of the tail in
+    /// memory.
+    pub fn list_part(&self, positions: Range<usize>) -> impl Iterator<Item = Bytes> {
+        let (start, end) = (self.end(positions.start) + 1, self.end(positions.end));
+        let overlaps =
+            move |chunk: &&Chunk| !positions.is_empty() && chunk.start < end && chunk.end() > start;
+        self.chunks.iter().filter(overlaps).map(move |chunk| chunk.bytes(start, end))
     }
 
     /// Returns the size of the stored JSON in bytes, without separators.
@@ -225,14 +275,15 @@ impl Tail {
 
     /// Returns the size of the messages from `position` on.
     fn bytes_from(&self, position: usize) -> usize {
-        let separators = (self.len() - position).saturating_sub(1);
-        self.json.len().saturating_sub(self.start(position) + separators)
+        let separators = self.len() - position;
+        (self.end(self.len()) - self.end(position)).saturating_sub(separators)
     }
 
     /// Returns the memory that the tail takes, approximately.
     pub fn memory(&self) -> usize {
         size_of::<Self>()
-            + self.json.capacity()
+            + self.chunks.capacity() * size_of::<Chunk>()
+            + self.chunks.iter().map(|chunk| size_of::<String>() + chunk.json.capacity()).sum::<usize>()
             + self.ends.capacity() * size_of::<usize>()
             + self.metadata.capacity() * size_of::<MessageMetadata>()
             + self
@@ -243,14 +294,52 @@ impl Tail {
             + self.metadata.iter().map(MessageMetadata::heap_bytes).sum::<usize>()
     }
 
-    /// Returns the start of the message at `position` in `json`, after the separator.
-    fn start(&self, position: usize) -> usize {
-        position.checked_sub(1).and_then(|previous| self.ends.get(previous)).map_or(0, |end| end + 1)
+    /// Returns the offset of the end of the message before `position`, which is at most the number of messages.
+    fn end(&self, position: usize) -> usize {
+        self.ends.get(position).copied().unwrap_or_default()
     }
 
-    /// Returns the place of the message at `position` in `json`.
-    fn range(&self, position: usize) -> Range<usize> {
-        self.start(position)..self.ends.get(position).copied().unwrap_or_default()
+    /// Returns the JSON of the message at `position`.
+    fn json(&self, position: usize) -> &str {
+        let (start, end) = (self.end(position) + 1, self.end(position + 1));
+        let following = self.chunks.partition_point(|chunk| chunk.start < start);
+        let chunk = following.checked_sub(1).and_then(|index| self.chunks.get(index));
+        chunk.and_then(|chunk| chunk.json.get(start - chunk.start..end - chunk.start)).unwrap_or_default()
+    }
+
+    /// Returns the part of a chunk that belongs to messages of this tail.
+    fn json_in<'c>(&self, chunk: &'c Chunk) -> &'c str {
+        chunk.json.get(self.end(0).saturating_sub(chunk.start)..).unwrap_or_default()
+    }
+}
+
+/// Returns how many of the messages fit into a chunk that has `size` bytes already, and its size with them. An empty chunk takes at
+/// least one message.
+fn fill_chunk(mut size: usize, messages: &[ContextMessage]) -> (usize, usize) {
+    let mut count = 0;
+    for message in messages {
+        let next = size + 1 + message.json.len();
+        if size > 0 && next > MAX_CHUNK_BYTES {
+            break;
+        }
+        (count, size) = (count + 1, next);
+    }
+    (count, size)
+}
+
+impl Default for Tail {
+    fn default() -> Self {
+        Self::new(0, Vec::new())
+    }
+}
+
+/// Compares the messages. Their chunks depend on how the tail came to be.
+impl PartialEq for Tail {
+    fn eq(&self, other: &Self) -> bool {
+        self.first_seq == other.first_seq
+            && self.metadata == other.metadata
+            && self.sent_forms == other.sent_forms
+            && (0..self.len()).all(|position| self.json(position) == other.json(position))
     }
 }
 
@@ -259,15 +348,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Returns messages of 34 bytes to almost the size of a chunk, and some of more than one.
     fn messages(seqs: std::ops::RangeInclusive<i64>) -> Vec<ContextMessage> {
         let message = |seq: i64| {
             // Every third message is sent in another form than it is stored in.
             let name = if seq % 3 == 0 { r#","name":null"# } else { "" };
-            let json = format!(r#"{{"role":"user","content":"{seq}"{name}}}"#);
+            let text = " ".repeat(usize::try_from(seq * seq * seq % 17).expect("a size") * 2500);
+            let json = format!(r#"{{"role":"user","content":"{seq}","x":"{text}"{name}}}"#);
             let message = Message::from_stored(json.clone()).expect("a message");
             ContextMessage { seq, metadata: MessageMetadata::new(&message, seq), json }
         };
         seqs.map(message).collect()
+    }
+
+    fn list(tail: &Tail, positions: Range<usize>) -> String {
+        String::from_utf8(tail.list_part(positions).collect::<Vec<_>>().concat()).expect("UTF-8")
     }
 
     proptest! {
@@ -291,15 +386,15 @@ mod tests {
             let rest: Vec<_> = advanced.messages(1).map(parts).collect();
             prop_assert_eq!(rest, advanced.messages(0).skip(1).map(parts).collect::<Vec<_>>());
             let stored: Vec<_> = advanced.messages(0).map(|message| message.json()).collect();
-            let advanced = Arc::new(advanced.clone());
-            prop_assert_eq!(advanced.shared_json(), stored.join(","));
+            prop_assert_eq!(list(&advanced, 0..stored.len()), stored.join(","));
+            prop_assert_eq!(list(&advanced, 1..stored.len().max(1)), stored.get(1..).unwrap_or_default().join(","));
             prop_assert_eq!(advanced.bytes(), stored.concat().len());
         }
     }
 
     proptest! {
         #[test]
-        fn advanced_tail_has_the_newest_messages_within_the_size(len in 0i64..9, new in 0i64..9, max_bytes in 0usize..700) {
+        fn advanced_tail_has_the_newest_messages_within_the_size(len in 0i64..9, new in 0i64..9, max_bytes in 0usize..250_000) {
             let mut expected = messages(1..=len + new);
             let bytes = |messages: &[ContextMessage]| messages.iter().map(|message| message.json.len()).sum::<usize>();
             while bytes(&expected) > max_bytes {

@@ -111,7 +111,7 @@ impl ContextCache {
         // The first exchange changes the time of creation of a session that is only bound to its user.
         let exists = snapshot.session.as_ref().is_some_and(|session| session.last_seq > 0);
         if exists && is_independent_of(user, &snapshot) {
-            self.keep(key, &snapshot);
+            self.keep(key, snapshot.clone());
         }
         Ok(snapshot)
     }
@@ -155,14 +155,14 @@ impl ContextCache {
                 // The session was erased meanwhile, or most of its tail is new, or the new messages are large.
                 _ => return Ok(None),
             }
-            self.keep(key.clone(), &snapshot);
+            self.keep(key.clone(), snapshot.clone());
         }
         Ok(Some(snapshot))
     }
 
-    fn keep(&self, key: Key, snapshot: &ContextSnapshot) {
-        if memory_of(snapshot) <= self.max_snapshot_bytes {
-            self.snapshots.insert(key, Arc::new(snapshot.clone()));
+    fn keep(&self, key: Key, snapshot: ContextSnapshot) {
+        if memory_of(&snapshot) <= self.max_snapshot_bytes {
+            self.snapshots.insert(key, Arc::new(snapshot));
         }
     }
 
@@ -216,7 +216,7 @@ impl ContextCache {
         });
         let first_seq = first_seq(state.cursor, stored.last_seq, limit.messages);
         if let Some(tail) = copy.tail.advance(first_seq, limit.bytes, messages.collect()) {
-            self.keep(key, &ContextSnapshot { tail: Arc::new(tail), ..ContextSnapshot::clone(&copy) });
+            self.keep(key, ContextSnapshot { tail: Arc::new(tail), ..ContextSnapshot::clone(&copy) });
         }
     }
 }

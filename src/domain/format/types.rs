@@ -7,7 +7,6 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The two roles between which the formats distinguish in a list; results of tool calls belong to the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +106,7 @@ pub struct RenderInput<'t> {
     pub system_tokens: i64,
     pub history: Vec<RenderedMessage<'t>>,
     /// The tail that the history was rendered from.
-    pub tail: Option<&'t Arc<Tail>>,
+    pub tail: Option<&'t Tail>,
     /// The new message of the user.
     pub user_message: Option<RenderedMessage<'t>>,
     /// The next context begins with the same message. `false` if messages had to be omitted.
@@ -190,14 +189,14 @@ pub struct MessageList {
 /// A piece of a list that is being made.
 enum Piece {
     Text(String),
-    /// A part of [`Tail::shared_json`].
+    /// Consecutive messages of the tail.
     Stored(Range<usize>),
 }
 
 impl MessageList {
     /// Joins the items. Those that are stored in `tail` one after the other are one piece.
     pub(super) fn new<'t>(
-        tail: Option<&Arc<Tail>>,
+        tail: Option<&Tail>,
         items: impl Iterator<Item = &'t ItemJson<'t>> + Clone,
     ) -> Self {
         let text_bytes =
@@ -206,38 +205,36 @@ impl MessageList {
         start.push('[');
         let mut pieces = vec![Piece::Text(start)];
         for (index, item) in items.enumerate() {
-            let range = match item {
-                ItemJson::Stored(message) => tail.and_then(|tail| message.range_in(tail)),
+            let position = match item {
+                ItemJson::Stored(message) => tail.and_then(|tail| message.position_in(tail)),
                 ItemJson::Text(_) => None,
             };
-            match (pieces.last_mut(), range) {
-                (Some(Piece::Stored(previous)), Some(range)) if previous.end + 1 == range.start => {
-                    previous.end = range.end;
+            match (pieces.last_mut(), position) {
+                (Some(Piece::Stored(messages)), Some(position)) if messages.end == position => {
+                    messages.end += 1;
                 }
-                (_, range) => {
+                (_, position) => {
                     if index > 0 {
                         push_text(&mut pieces, ",");
                     }
-                    match range {
-                        Some(range) => pieces.push(Piece::Stored(range)),
+                    match position {
+                        Some(position) => pieces.push(Piece::Stored(position..position + 1)),
                         None => push_text(&mut pieces, item.as_str()),
                     }
                 }
             }
         }
         push_text(&mut pieces, "]");
-        let json = tail.map(Tail::shared_json).unwrap_or_default();
-        let stored = |piece: &Piece| if let Piece::Stored(range) = piece { range.len() } else { 0 };
-        // The response keeps the tail in memory until it is sent, but only its own size counts in the limits.
-        let stored_bytes = pieces.iter().map(stored).sum::<usize>();
-        let is_shared =
-            tail.is_some_and(|tail| stored_bytes.saturating_mul(4) >= tail.memory().saturating_mul(3));
-        let bytes_of = |piece| match piece {
-            Piece::Text(text) => Bytes::from(text),
-            Piece::Stored(range) if is_shared => json.slice(range),
-            Piece::Stored(range) => Bytes::copy_from_slice(json.get(range).unwrap_or_default()),
-        };
-        Self { pieces: pieces.into_iter().map(bytes_of).collect() }
+        let mut list = Self::default();
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => list.pieces.push(text.into()),
+                Piece::Stored(messages) => {
+                    list.pieces.extend(tail.into_iter().flat_map(|tail| tail.list_part(messages.clone())));
+                }
+            }
+        }
+        list
     }
 
     /// Returns the list as consecutive pieces, each of which is UTF-8.
@@ -266,15 +263,15 @@ mod tests {
     use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
     use proptest::prelude::*;
 
-    fn tail(messages: i64) -> Arc<Tail> {
+    fn tail(messages: i64) -> Tail {
         let message = |seq| {
-            let text = "x".repeat(500);
+            let text = "x".repeat(2000);
             let message = Message::from_stored(format!(r#"{{"role":"user","content":"{seq}{text}"}}"#));
             let message = message.expect("a message");
             let json = message.json().to_owned();
             ContextMessage { seq, metadata: MessageMetadata::new(&message, 1), json }
         };
-        Arc::new(Tail::new(1, (1..=messages).map(message).collect()))
+        Tail::new(1, (1..=messages).map(message).collect())
     }
 
     proptest! {
@@ -298,14 +295,21 @@ mod tests {
     }
 
     #[test]
-    fn most_of_a_tail_is_one_piece_without_a_copy() {
-        let tail = tail(9);
-        let list = |position| {
+    fn most_of_a_chunk_is_a_piece_without_a_copy() {
+        // A chunk of 32 KiB holds 16 of these messages.
+        let tail = tail(33);
+        let chunks = |position| {
             let items: Vec<ItemJson<'_>> = tail.messages(position).map(ItemJson::Stored).collect();
-            MessageList::new(Some(&tail), items.iter()).into_pieces()
+            let pieces = MessageList::new(Some(&tail), items.iter()).into_pieces();
+            <[Bytes; 5]>::try_from(pieces)
+                .map(|[_, first, second, third, _]| [first, second, third])
+                .expect("three chunks")
         };
-        let is_shared = |piece: &Bytes| tail.shared_json().as_ptr_range().contains(&piece.as_ptr());
-        assert_eq!(list(1).iter().map(is_shared).collect::<Vec<_>>(), [false, true, false]);
-        assert!(!list(8).iter().any(is_shared), "the last message keeps the other ones in memory");
+        let is_shared = |position| {
+            let (list, again) = (chunks(position), chunks(position));
+            [0, 1, 2].map(|chunk| list[chunk].as_ptr() == again[chunk].as_ptr())
+        };
+        assert_eq!(is_shared(1), [true, true, true]);
+        assert_eq!(is_shared(10), [false, true, true], "six messages would keep ten others in memory");
     }
 }
