@@ -198,25 +198,26 @@ pub fn extra(json: &str) -> Option<&str> {
 
 /// Removes the white space between the tokens of valid JSON text, so that a message never spans several lines.
 pub(crate) fn minify_json(json: &str) -> String {
-    let (mut in_string, mut is_escaped) = (false, false);
-    let is_kept = |c: &char| {
-        match c {
-            _ if is_escaped => is_escaped = false,
-            // In valid JSON a backslash occurs inside strings only.
-            '\\' => is_escaped = true,
-            '"' => in_string = !in_string,
-            _ => {}
-        }
-        in_string || !c.is_ascii_whitespace()
-    };
     let mut minified = String::with_capacity(json.len());
-    minified.extend(json.chars().filter(is_kept));
+    let mut in_string = false;
+    for part in json.split_inclusive('"') {
+        if in_string {
+            minified.push_str(part);
+            let text = part.strip_suffix('"').unwrap_or(part);
+            // An escaped quotation mark does not end the string.
+            in_string = text.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 1;
+        } else {
+            minified.extend(part.split_ascii_whitespace());
+            in_string = true;
+        }
+    }
     minified
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use test_case::test_case;
 
     fn parse(json: &str) -> Result<Message, Vec<FieldError>> {
@@ -230,6 +231,15 @@ mod tests {
         let kept = r#"{"z":1.0,"role":"assistant","content":"a \" b\n {x : 1}","big":123456789012345678901}"#;
         assert_eq!((message.json(), message.content()), (kept, "a \" b\n {x : 1}"));
         assert_eq!(Message::from_stored(kept.to_owned()), Ok(message));
+    }
+
+    proptest! {
+        #[test]
+        fn minified_json_is_compact_and_equal(texts in prop::collection::vec(r#"[a "\\\n{}:é]{0,6}"#, 0..6)) {
+            let value = serde_json::json!({"texts": texts, "a \" b": [null, {}]});
+            let indented = serde_json::to_string_pretty(&value).expect("JSON");
+            prop_assert_eq!(minify_json(&indented.replace('\n', "\r\n\t")), value.to_string());
+        }
     }
 
     #[test_case(r#""user","content":[{"type":"text","text":"a"},{"type":"image_url"},{"type":"text","text":"b"}]"# => ("a\nb".to_owned(), None); "text parts")]
