@@ -99,6 +99,15 @@ pub struct Token {
     pub is_unigram: bool,
 }
 
+/// A [`Token`] that is not kept.
+struct Occurrence<'t> {
+    term: &'t Arc<str>,
+    unstemmed: &'t Arc<str>,
+    range: Range<usize>,
+    position: usize,
+    is_unigram: bool,
+}
+
 /// The terms of words that say little about a text.
 pub type StopTerms = Arc<HashSet<Arc<str>>>;
 
@@ -227,7 +236,7 @@ impl Analyzer {
         initials
     }
 
-    /// Returns all terms of a text, in order. Called for every stored message.
+    /// Returns all terms of a text, in order.
     #[must_use]
     pub fn tokens(self, text: &str) -> Vec<Token> {
         self.tokens_with(text, Initials::ALL, |_, _| true)
@@ -241,15 +250,40 @@ impl Analyzer {
         initials: Initials,
         condition: impl Fn(&str, &str) -> bool,
     ) -> Vec<Token> {
+        let mut tokens = Vec::with_capacity(text.len() / 5);
+        self.visit(text, initials, |occurrence| {
+            let Occurrence { term, unstemmed, range, position, is_unigram } = occurrence;
+            if condition(term, unstemmed) {
+                let (term, unstemmed) = (Arc::clone(term), Arc::clone(unstemmed));
+                tokens.push(Token { term, unstemmed, range, position, is_unigram });
+            }
+        });
+        tokens
+    }
+
+    /// Returns each term of a text once, in the order of their first occurrences.
+    #[must_use]
+    pub fn distinct_terms(self, text: &str) -> Vec<Arc<str>> {
+        let words = text.len() / 6;
+        let mut seen =
+            foldhash::HashSet::with_capacity_and_hasher(words, foldhash::fast::RandomState::default());
+        let mut terms = Vec::with_capacity(words);
+        self.visit(text, Initials::ALL, |Occurrence { term, .. }| {
+            if seen.insert(Arc::clone(term)) {
+                terms.push(Arc::clone(term));
+            }
+        });
+        terms
+    }
+
+    /// Calls a function with each term of a text, in order, except those of words with other initials.
+    fn visit(self, text: &str, initials: Initials, mut visitor: impl FnMut(Occurrence<'_>)) {
         checkpoint::passed(text.len().min(PROGRESS_BYTES));
         RecentWords::with(self, |recent| {
-            let (mut tokens, mut position) = (Vec::with_capacity(text.len() / 5), 0);
+            let mut position = 0;
             for Segment { range, is_word } in segments(text) {
-                let mut push = |term: &Arc<str>, unstemmed: &Arc<str>, range, position, is_unigram| {
-                    if condition(term, unstemmed) {
-                        let (term, unstemmed) = (Arc::clone(term), Arc::clone(unstemmed));
-                        tokens.push(Token { term, unstemmed, range, position, is_unigram });
-                    }
+                let mut visit = |term: &Arc<str>, unstemmed: &Arc<str>, range, position, is_unigram| {
+                    visitor(Occurrence { term, unstemmed, range, position, is_unigram });
                 };
                 if is_word {
                     let raw = text.get(range.clone()).unwrap_or_default();
@@ -258,7 +292,7 @@ impl Analyzer {
                         continue;
                     }
                     for (term, unstemmed) in &*recent.terms(raw) {
-                        push(term, unstemmed, range.clone(), position, false);
+                        visit(term, unstemmed, range.clone(), position, false);
                         position += 1;
                     }
                     continue;
@@ -271,14 +305,13 @@ impl Analyzer {
                 for (at, (character, range)) in characters.iter().enumerate() {
                     if let Some((next, end)) = characters.get(at + 1) {
                         let bigram = Arc::from(format!("{character}{next}"));
-                        push(&bigram, &bigram, range.start..end.end, position, false);
+                        visit(&bigram, &bigram, range.start..end.end, position, false);
                     }
-                    push(character, character, range.clone(), position, characters.len() > 1);
+                    visit(character, character, range.clone(), position, characters.len() > 1);
                     position += 1;
                 }
             }
-            tokens
-        })
+        });
     }
 
     fn word_terms(self, raw: &str) -> impl Iterator<Item = (Arc<str>, Arc<str>)> {

@@ -45,19 +45,19 @@ pub fn message_lexemes(
     message: &Message,
 ) -> String {
     let prefix = tenant_prefix(tenant);
-    let mut out = session_lexeme(&prefix, session);
+    let terms = analyzer.distinct_terms(&text::searchable_text(message));
+    let (mut out, role) = (session_lexeme(&prefix, session), role_lexeme(&prefix, message.role()));
+    let bytes = terms.iter().map(|term| 1 + prefix.len() + term.len()).sum::<usize>();
+    out.reserve(1 + role.len() + bytes.min(MAX_LEXEME_BYTES));
     out.push(' ');
-    out.push_str(&role_lexeme(&prefix, message.role()));
-    let tokens = analyzer.tokens(&text::searchable_text(message));
-    let mut seen =
-        foldhash::HashSet::with_capacity_and_hasher(tokens.len(), foldhash::fast::RandomState::default());
-    for term in tokens.iter().map(|token| &*token.term).filter(|term| seen.insert(*term)) {
+    out.push_str(&role);
+    for term in terms {
         if out.len() + prefix.len() + term.len() >= MAX_LEXEME_BYTES {
             break;
         }
         out.push(' ');
         out.push_str(&prefix);
-        out.push_str(term);
+        out.push_str(&term);
     }
     out
 }
