@@ -13,6 +13,7 @@ mod backup;
 mod batch;
 mod consolidations;
 mod contexts;
+mod copies;
 mod diagnosis;
 mod erasures;
 mod error;

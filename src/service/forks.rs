@@ -7,8 +7,8 @@ use crate::storage::{AppendRequest, ForkAppendOutcome, ForkOutcome, RewindOutcom
 use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
 
-/// Copies of more messages wait for each other, so that they do not take all connections of Postgres, and do not keep other
-/// writers of SQLite waiting for long.
+/// Copies of more messages wait for each other, so that they take neither all connections of Postgres nor most of the time of the
+/// writer of SQLite.
 const LARGE_COPY_MESSAGES: i64 = 1000;
 
 /// The names of a message in the requests, for errors.

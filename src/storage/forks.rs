@@ -1,10 +1,12 @@
-//! Forks and rewinds of a session, each in one transaction.
+//! Forks and rewinds of a session. Each becomes visible in one transaction.
 //!
-//! Both copy a session within the database. The copy has rows of its own, so that erasing one session never affects the other.
 //! A rewind copies the whole session first, and then removes the messages after its target, so that nothing is lost.
 
+use super::copies::{
+    COPY_REVISIONS, Copy, Inserted, LOCK_FORK_SOURCE, SourceState, state_at, tokens_through,
+};
 use super::rows::{self, session_columns};
-use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
+use super::statement::{DbRow as _, Sql, Transaction};
 use super::{AppendOutcome, AppendRequest, Store, StoreError};
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::id::{SessionId, TenantId};
@@ -53,37 +55,6 @@ pub enum RewindOutcome {
     TooLarge { last_seq: i64 },
 }
 
-/// A part of a session that is copied.
-struct Copy<'a> {
-    tenant: &'a TenantId,
-    source: &'a SessionId,
-    target: &'a SessionId,
-    /// The last message of the copy.
-    through_seq: i64,
-    /// The newest revision of the source.
-    revision: i64,
-    kind: ForkKind,
-    /// The last message that both sessions have in common.
-    forked_through: i64,
-}
-
-/// The state of a session whose row is locked.
-struct LockedSession {
-    last_seq: i64,
-    revision: i64,
-    incarnation: Uuid,
-    /// `None` if the session was never copied.
-    lineage: Option<Uuid>,
-}
-
-/// Other transactions may append to the session and consolidate it, but not rewind or erase it.
-const LOCK_FORK_SOURCE: Sql = Sql {
-    postgres: "SELECT last_seq, revision, incarnation, lineage FROM sessions
-        WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0 FOR KEY SHARE",
-    sqlite: "SELECT last_seq, revision, incarnation, lineage FROM sessions
-        WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0",
-};
-
 impl Store {
     /// Creates a session with the messages of `source` up to `through_seq`, and with the revisions whose summary covers none
     /// of the others. Its messages are missing from the search index then.
@@ -94,35 +65,49 @@ impl Store {
         target: &SessionId,
         through_seq: i64,
     ) -> Result<ForkOutcome, StoreError> {
-        let fork = async {
-            self.check_not_importing(tenant, target).await?;
-            self.set_lineage(tenant, source).await?;
-            let mut transaction = self.begin(tenant).await?;
-            let Some(locked) = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await? else {
-                return Ok(ForkOutcome::NotFound);
-            };
-            if through_seq > locked.last_seq {
-                return Ok(ForkOutcome::AfterEnd { last_seq: locked.last_seq });
+        loop {
+            let fork = self.try_to_fork(tenant, source, target, through_seq);
+            if let Some(outcome) = self.within_limit(fork).await? {
+                return Ok(outcome);
             }
-            if locked.lineage.is_none() {
-                // The session was erased, and created again, since it got its lineage.
-                return Ok(ForkOutcome::NotFound);
-            }
-            let (revision, kind, forked_through) = (locked.revision, ForkKind::Fork, through_seq);
-            let copy = Copy { tenant, source, target, through_seq, revision, kind, forked_through };
-            if !copy.insert(&mut transaction).await? {
-                return Ok(ForkOutcome::Exists);
-            }
-            let session = read_session(&mut transaction, tenant, target).await?;
-            transaction.commit().await?;
-            self.note_unindexed(tenant);
-            Ok(ForkOutcome::Forked(Box::new(session)))
+        }
+    }
+
+    /// Returns `None` if the source changed while it was copied in parts.
+    async fn try_to_fork(
+        &self,
+        tenant: &TenantId,
+        source: &SessionId,
+        target: &SessionId,
+        through_seq: i64,
+    ) -> Result<Option<ForkOutcome>, StoreError> {
+        self.check_not_importing(tenant, target).await?;
+        self.set_lineage(tenant, source).await?;
+        let mut transaction = self.begin(tenant).await?;
+        let locked = SourceState::lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
+        let Some(source_state) = locked else { return Ok(Some(ForkOutcome::NotFound)) };
+        if through_seq > source_state.last_seq {
+            return Ok(Some(ForkOutcome::AfterEnd { last_seq: source_state.last_seq }));
+        }
+        if source_state.lineage.is_none() {
+            // The session was erased, and created again, since it got its lineage.
+            return Ok(Some(ForkOutcome::NotFound));
+        }
+        let (kind, forked_through) = (ForkKind::Fork, through_seq);
+        let mut copy = Copy { tenant, source, target, through_seq, source_state, kind, forked_through };
+        let mut transaction = match copy.insert(self, transaction).await? {
+            Inserted::Complete(transaction) => transaction,
+            Inserted::Exists => return Ok(Some(ForkOutcome::Exists)),
+            Inserted::SourceChanged => return Ok(None),
         };
-        self.within_limit(fork).await
+        let session = read_session(&mut transaction, tenant, target).await?;
+        transaction.commit().await?;
+        self.note_unindexed(tenant);
+        Ok(Some(ForkOutcome::Forked(Box::new(session))))
     }
 
     /// Forks `source`, whose incarnation is the expected one of the request, through `through_seq`, and appends the exchange to
-    /// the new session, the one of the request: in one transaction, so that no fork without the exchange exists.
+    /// the new session, the one of the request. Both become visible in one transaction, so that no fork without the exchange exists.
     pub async fn fork_and_append(
         &self,
         source: &SessionId,
@@ -134,20 +119,22 @@ impl Store {
             self.check_not_importing(tenant, target).await?;
             self.set_lineage(tenant, source).await?;
             let mut transaction = self.begin(tenant).await?;
-            let locked = lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
-            let is_expected = |locked: &LockedSession| {
+            let locked = SourceState::lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
+            let is_expected = |locked: &SourceState| {
                 request.expected_incarnation.is_none_or(|expected| locked.incarnation == expected)
                     && through_seq <= locked.last_seq
                     && locked.lineage.is_some()
             };
-            let Some(locked) = locked.filter(is_expected) else {
+            let Some(source_state) = locked.filter(is_expected) else {
                 return Ok(ForkAppendOutcome::SourceChanged);
             };
-            let (revision, kind, forked_through) = (locked.revision, ForkKind::Fork, through_seq);
-            let copy = Copy { tenant, source, target, through_seq, revision, kind, forked_through };
-            if !copy.insert(&mut transaction).await? {
-                return Ok(ForkAppendOutcome::Exists);
-            }
+            let (kind, forked_through) = (ForkKind::Fork, through_seq);
+            let mut copy = Copy { tenant, source, target, through_seq, source_state, kind, forked_through };
+            let mut transaction = match copy.insert(self, transaction).await? {
+                Inserted::Complete(transaction) => transaction,
+                Inserted::Exists => return Ok(ForkAppendOutcome::Exists),
+                Inserted::SourceChanged => return Ok(ForkAppendOutcome::SourceChanged),
+            };
             match transaction.append_exchange(request).await? {
                 AppendOutcome::Appended(appended) => {
                     transaction.commit().await?;
@@ -177,51 +164,68 @@ impl Store {
         after_seq: i64,
         max_messages: i64,
     ) -> Result<RewindOutcome, StoreError> {
-        const LOCK_REWIND_TARGET: Sql = Sql {
-            postgres: "SELECT last_seq, revision, incarnation, lineage FROM sessions
-                WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
-            sqlite: "SELECT last_seq, revision, incarnation, lineage FROM sessions
-                WHERE tenant_id = $1 AND session_id = $2 AND import_token IS NULL",
-        };
         let _unindexing = match self {
             Self::Postgres(_) => None,
             Self::Sqlite(database) => Some(database.unindexing.add(tenant, session)),
         };
         self.remove_entries_after(tenant, session, after_seq, max_messages).await?;
-        let rewind = async {
-            let mut transaction = self.begin(tenant).await?;
-            let locked = lock(&mut transaction, LOCK_REWIND_TARGET, tenant, session).await?;
-            let Some(LockedSession { last_seq, revision, .. }) = locked else {
-                return Ok(RewindOutcome::NotFound);
-            };
-            // A session without messages does not exist, but a rewind to its beginning can be repeated.
-            if last_seq == 0 && after_seq > 0 {
-                return Ok(RewindOutcome::NotFound);
+        loop {
+            let rewind = self.try_to_rewind(tenant, session, branch, after_seq, max_messages);
+            if let Some(outcome) = self.within_limit(rewind).await? {
+                return Ok(outcome);
             }
-            if after_seq > last_seq {
-                return Ok(RewindOutcome::AfterEnd { last_seq });
-            }
-            if after_seq == last_seq {
-                let session = read_session(&mut transaction, tenant, session).await?;
-                return Ok(RewindOutcome::Unchanged(Box::new(session)));
-            }
-            if last_seq > max_messages {
-                return Ok(RewindOutcome::TooLarge { last_seq });
-            }
-            let statement = transaction.statement(SET_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
-            statement.bind(Uuid::new_v4()).execute().await?;
-            let (through_seq, kind, forked_through) = (last_seq, ForkKind::Rewind, after_seq);
-            let copy =
-                Copy { tenant, source: session, target: branch, through_seq, revision, kind, forked_through };
-            if !copy.insert(&mut transaction).await? {
+        }
+    }
+
+    /// Returns `None` if the session changed while it was copied in parts.
+    async fn try_to_rewind(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        branch: &SessionId,
+        after_seq: i64,
+        max_messages: i64,
+    ) -> Result<Option<RewindOutcome>, StoreError> {
+        const LOCK_REWIND_TARGET: Sql = Sql {
+            postgres: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
+                WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
+            sqlite: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
+                WHERE tenant_id = $1 AND session_id = $2 AND import_token IS NULL",
+        };
+        let mut transaction = self.begin(tenant).await?;
+        let locked = SourceState::lock(&mut transaction, LOCK_REWIND_TARGET, tenant, session).await?;
+        let Some(source_state) = locked else { return Ok(Some(RewindOutcome::NotFound)) };
+        let last_seq = source_state.last_seq;
+        // A session without messages does not exist, but a rewind to its beginning can be repeated.
+        if last_seq == 0 && after_seq > 0 {
+            return Ok(Some(RewindOutcome::NotFound));
+        }
+        if after_seq > last_seq {
+            return Ok(Some(RewindOutcome::AfterEnd { last_seq }));
+        }
+        if after_seq == last_seq {
+            let session = read_session(&mut transaction, tenant, session).await?;
+            return Ok(Some(RewindOutcome::Unchanged(Box::new(session))));
+        }
+        if last_seq > max_messages {
+            return Ok(Some(RewindOutcome::TooLarge { last_seq }));
+        }
+        let statement = transaction.statement(SET_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
+        statement.bind(Uuid::new_v4()).execute().await?;
+        let (source, target, through_seq, kind, forked_through) =
+            (session, branch, last_seq, ForkKind::Rewind, after_seq);
+        let mut copy = Copy { tenant, source, target, through_seq, source_state, kind, forked_through };
+        let mut transaction = match copy.insert(self, transaction).await? {
+            Inserted::Complete(transaction) => transaction,
+            Inserted::Exists => {
                 return Err(StoreError::corrupt("the id of a branch")("another session has it"));
             }
-            shorten(&mut transaction, tenant, session, branch, after_seq).await?;
-            let session = read_session(&mut transaction, tenant, session).await?;
-            transaction.commit().await?;
-            Ok(RewindOutcome::Rewound(Box::new(session)))
+            Inserted::SourceChanged => return Ok(None),
         };
-        self.within_limit(rewind).await
+        shorten(&mut transaction, tenant, session, branch, after_seq).await?;
+        let session = read_session(&mut transaction, tenant, session).await?;
+        transaction.commit().await?;
+        Ok(Some(RewindOutcome::Rewound(Box::new(session))))
     }
 
     /// Gives a session its lineage in a transaction of its own, so that exchanges of the session do not wait for the fork.
@@ -273,24 +277,6 @@ impl Store {
 const SET_LINEAGE: &str =
     "UPDATE sessions SET lineage = $3 WHERE tenant_id = $1 AND session_id = $2 AND lineage IS NULL";
 
-async fn lock(
-    transaction: &mut Transaction,
-    sql: Sql,
-    tenant: &TenantId,
-    session: &SessionId,
-) -> Result<Option<LockedSession>, StoreError> {
-    let row = transaction.statement(sql).bind(tenant.as_str()).bind(session.as_str()).read().await?;
-    let decode = |row: AnyRow| {
-        Ok(LockedSession {
-            last_seq: row.field("last_seq")?,
-            revision: row.field("revision")?,
-            incarnation: row.field("incarnation")?,
-            lineage: row.field("lineage")?,
-        })
-    };
-    row.map(decode).transpose()
-}
-
 async fn read_session(
     transaction: &mut Transaction,
     tenant: &TenantId,
@@ -301,147 +287,6 @@ async fn read_session(
     let statement = transaction.statement(SELECT_COPIED_SESSION);
     let row = statement.bind(tenant.as_str()).bind(session.as_str()).read().await?;
     rows::session(&row.ok_or(sqlx::Error::RowNotFound)?)
-}
-
-/// Sums the tokens of the messages of the session `$2` up to a message.
-macro_rules! tokens_through {
-    ($seq:literal) => {
-        concat!(
-            "(SELECT coalesce(sum(tokens), 0) FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq <= ",
-            $seq,
-            ")"
-        )
-    };
-}
-
-/// Selects `$columns` and the state of the session `$2` as of the message `$3`: its tokens and bytes, and the summary of the latest
-/// revision that covers no later message. Revisions after `$4` are left out, because they may have been added since the session
-/// was read.
-macro_rules! state_at {
-    ($($columns:expr),+) => {
-        concat!(
-            "SELECT ", $($columns,)+ ", ", tokens_through!("$3"), " AS tokens,
-                (SELECT coalesce(sum(octet_length(message)), 0) FROM messages
-                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3) AS stored_bytes,
-                coalesce(point.cursor_seq, 0) AS cursor_seq, ", tokens_through!("point.cursor_seq"),
-                " AS cursor_tokens, coalesce(point.summary, '') AS summary,
-                coalesce(point.summary_words, 0) AS summary_words,
-                coalesce(point.summary_tokens, 0) AS summary_tokens
-            FROM sessions AS s LEFT JOIN (
-                SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
-                WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $3 AND revision <= $4
-                    AND redacted_seq IS NULL
-                ORDER BY revision DESC LIMIT 1
-            ) AS point ON true
-            WHERE s.tenant_id = $1 AND s.session_id = $2"
-        )
-    };
-}
-
-/// Copies the revisions of the session `$2` after `$5`, up to `$6`, that cover no message after `$4`. They follow the revision
-/// `$5` of the session `$3` without gaps, because those between them may be left out.
-const COPY_REVISIONS: &str = "\
-    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
-        summary_words, summary_tokens, added, meta, source, redacted_seq, created_at)
-    SELECT tenant_id, $3, $5 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
-        summary_words, summary_tokens, added, meta, source, redacted_seq, created_at
-    FROM revisions
-    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision > $5 AND revision <= $6";
-
-impl Copy<'_> {
-    /// Inserts the session with its messages and revisions. The messages of a fork are missing from the search index then. Returns
-    /// `false` if the target exists.
-    async fn insert(&self, transaction: &mut Transaction) -> Result<bool, StoreError> {
-        /// A branch has the times of its session, as it has everything else, but its retention begins now. A fork is an
-        /// activity.
-        macro_rules! insert_copy {
-            ($columns:literal, $now:literal, $updated_at:literal, $hour:literal, $values:literal) => {
-                concat!(
-                    "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
-                        cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
-                        fork_kind, retention_seconds, retained_from, branched_at, lineage, stored_bytes,
-                        settled_bytes, created_at, updated_at, indexed_seq, activity_hour", $columns, ")
-                    SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
-                        summary_words, summary_tokens, revisions, $2, $6, $7, retention_seconds, branched_at,
-                        branched_at, lineage, stored_bytes, stored_bytes, created_at, updated_at,
-                        CASE WHEN $3 > 0 AND $7 <> 'rewind' THEN 0 END, ", $hour, $values,
-                    " FROM (", state_at!(
-                        "s.tenant_id, s.user_id, s.metadata, s.lineage, s.created_at, s.retention_seconds,
-                            CASE WHEN $7 = 'rewind' THEN ", $now, " END AS branched_at,
-                            (SELECT count(*) FROM revisions WHERE tenant_id = $1 AND session_id = $2
-                                AND cursor_seq <= $3 AND revision <= $4) AS revisions,
-                            CASE WHEN $7 = 'rewind' THEN s.updated_at ELSE ", $updated_at, " END AS updated_at"
-                    ),
-                    ") AS copied WHERE true
-                    ON CONFLICT (tenant_id, session_id) DO NOTHING"
-                )
-            };
-        }
-        const INSERT_COPY: Sql = Sql {
-            postgres: insert_copy!(
-                "",
-                "now()",
-                "greatest(now(), s.updated_at)",
-                "floor(extract(epoch FROM updated_at) / 3600)",
-                ""
-            ),
-            sqlite: insert_copy!(
-                ", incarnation",
-                "$8",
-                "max($8, s.updated_at)",
-                "updated_at / 3600000000",
-                ", randomblob(16)"
-            ),
-        };
-        let (tenant, source, target) = (self.tenant.as_str(), self.source.as_str(), self.target.as_str());
-        let inserted = transaction
-            .statement(INSERT_COPY)
-            .bind(tenant)
-            .bind(source)
-            .bind(self.through_seq)
-            .bind(self.revision)
-            .bind(target)
-            .bind(self.forked_through)
-            .bind(self.kind.as_str())
-            .bind_now()
-            .execute()
-            .await?;
-        if inserted == 0 {
-            return Ok(false);
-        }
-        let statement = transaction.statement(COPY_REVISIONS).bind(tenant).bind(source).bind(target);
-        statement.bind(self.through_seq).bind(0_i64).bind(self.revision).execute().await?;
-        self.insert_messages(transaction).await?;
-        Ok(true)
-    }
-
-    /// Inserts the messages. Each statement copies about a megabyte, because SQLite keeps the rows of a statement in memory if it
-    /// reads from the table that it writes to.
-    async fn insert_messages(&self, transaction: &mut Transaction) -> Result<(), StoreError> {
-        const MAX_COPIED_BYTES: i64 = 1024 * 1024;
-        const SELECT_COPY_RANGES: &str = "\
-            SELECT min(seq) AS first_seq, max(seq) AS last_seq FROM (
-                SELECT seq, (sum(bytes) OVER (ORDER BY seq) - bytes) / $4 AS place FROM (
-                    SELECT seq, octet_length(message) AS bytes FROM messages
-                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3
-                ) AS sizes
-            ) AS sums GROUP BY place ORDER BY place";
-        const COPY_MESSAGES: &str = "\
-            INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                redaction, created_at)
-            SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, redaction, created_at
-            FROM messages
-            WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq";
-        let (tenant, source, target) = (self.tenant.as_str(), self.source.as_str(), self.target.as_str());
-        let statement = transaction.statement(SELECT_COPY_RANGES).bind(tenant).bind(source);
-        let ranges = statement.bind(self.through_seq).bind(MAX_COPIED_BYTES).read_all().await?;
-        for range in &ranges {
-            let (first_seq, last_seq): (i64, i64) = (range.field("first_seq")?, range.field("last_seq")?);
-            let statement = transaction.statement(COPY_MESSAGES).bind(tenant).bind(source).bind(target);
-            statement.bind(first_seq).bind(last_seq).execute().await?;
-        }
-        Ok(())
-    }
 }
 
 /// Removes the messages of a session after `after_seq`, with their idempotency keys and index entries. Sets summary,

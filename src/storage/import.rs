@@ -1,4 +1,4 @@
-//! Importing a session.
+//! Importing a session, and the reservations of sessions that are written in several transactions.
 
 use super::rows::{self, json_column, tool_columns};
 use super::statement::{DbRow as _, Sql, Statement, Transaction};
@@ -44,11 +44,11 @@ pub enum ImportOutcome {
     Erased,
 }
 
-/// The reservation of a session that is being imported.
-struct Reservation<'i> {
+/// The reservation of a session that is being imported or copied, on SQLite.
+pub(super) struct Reservation<'i> {
     tenant: &'i TenantId,
     session: &'i SessionId,
-    token: Uuid,
+    pub(super) token: Uuid,
 }
 
 impl Store {
@@ -67,12 +67,10 @@ impl Store {
         imported: &ImportedSession,
         batches: RowBatches,
     ) -> Result<ImportOutcome, StoreError> {
-        let reservation = Reservation { tenant, session, token: Uuid::new_v4() };
+        let reservation = Reservation::new(tenant, session);
         let outcome = self.write_import(&reservation, users, imported, batches).await;
         if let (Self::Sqlite(_), Err(_) | Ok(ImportOutcome::Incomplete)) = (self, &outcome) {
-            // On failure, the reservation expires, and is removed later.
-            let removed = self.remove_reservation(&reservation).await;
-            removed.inspect_err(|error| tracing::warn!(%error, "failed to remove an incomplete import")).ok();
+            self.release_reservation(&reservation).await;
         }
         outcome
     }
@@ -201,6 +199,12 @@ impl Store {
         Ok(remaining)
     }
 
+    /// Removes the reservation of a session that was not completed. On failure, it expires, and is removed later.
+    pub(super) async fn release_reservation(&self, reservation: &Reservation<'_>) {
+        let removed = self.remove_reservation(reservation).await;
+        removed.inspect_err(|error| tracing::warn!(%error, "failed to remove an incomplete session")).ok();
+    }
+
     /// Removes a reservation with the rows written so far, and restores the binding of the session to its user. It gets another
     /// token, so that an import that still runs can't continue.
     async fn remove_reservation(&self, reservation: &Reservation<'_>) -> Result<(), StoreError> {
@@ -239,9 +243,13 @@ async fn reserved_until(
     row.map(|row| Ok(row.field("import_until")?)).transpose()
 }
 
-impl Reservation<'_> {
+impl<'i> Reservation<'i> {
+    pub(super) fn new(tenant: &'i TenantId, session: &'i SessionId) -> Self {
+        Self { tenant, session, token: Uuid::new_v4() }
+    }
+
     /// Inserts the row of the session. Returns `false` if it exists.
-    async fn insert(
+    pub(super) async fn insert(
         &self,
         transaction: &mut Transaction,
         user: Option<&UserId>,
@@ -268,7 +276,7 @@ impl Reservation<'_> {
     }
 
     /// Renews the reservation. Returns `false` if the session was erased.
-    async fn renew(&self, transaction: &mut Transaction) -> Result<bool, StoreError> {
+    pub(super) async fn renew(&self, transaction: &mut Transaction) -> Result<bool, StoreError> {
         const RENEW_RESERVATION: &str = "UPDATE sessions SET import_until = $5 + $4
             WHERE tenant_id = $1 AND session_id = $2 AND import_token = $3";
         if matches!(transaction, Transaction::Postgres(_)) {

@@ -8,7 +8,8 @@ use precis::domain::export_format::ImportedSession;
 use precis::domain::revision::Revision;
 use precis::domain::session::{ConsolidationState, ForkKind, ForkOrigin, Session};
 use precis::storage::{
-    AppendOutcome, ForkOutcome, ImportOutcome, LeaseCondition, RewindOutcome, SessionFilter, StoredMessage,
+    AppendOutcome, ForkOutcome, ImportOutcome, LeaseCondition, RedactionOutcome, RewindOutcome,
+    SessionFilter, StoredMessage,
 };
 use std::collections::BTreeSet;
 use test_case::test_case;
@@ -40,11 +41,14 @@ impl Conversation {
     }
 }
 
-/// Creates a session of eight messages in four exchanges. Its revisions have the cursors 2, 5, 2 (a restore) and 4.
+/// Creates a session of eight messages in four exchanges. Its revisions have the cursors 2, 5, 2 (a restore) and 4. It is so large that
+/// SQLite copies it in several transactions.
 async fn fill(demo: &Conversation) {
+    let padding = " ".repeat(700_000);
     for turn in ["a", "b", "c", "d"] {
         let metadata = Some(format!(r#"{{"turn":"{turn}"}}"#));
-        let exchange = Exchange { metadata, user_id: Some(user_id("ada")), ..exchange(&[turn, "an answer"]) };
+        let texts = [&*format!("{turn}{padding}"), "an answer"];
+        let exchange = Exchange { metadata, user_id: Some(user_id("ada")), ..exchange(&texts) };
         recorded(demo.append(&exchange, Some(&key(turn, &exchange))).await);
     }
     demo.consolidate(2, "two").await;
@@ -472,5 +476,102 @@ async fn concurrent_rewinds_lose_no_message(backend: Backend) {
                 assert!(seen.iter().any(|json| json.contains(&mark)), "{mark} is lost");
             }
         }
+    }
+}
+
+/// Messages of 1 MB, each of which is a part of a copy.
+async fn fill_large(demo: &Conversation, messages: usize) {
+    for number in 0..messages {
+        demo.say(&[&format!("{number} secret {}", "x".repeat(1_100_000))]).await;
+    }
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_write_while_a_large_session_is_copied(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    fill_large(&demo, 12).await;
+    let other = demo.session("other");
+    for is_rewind in [false, true] {
+        let copy = async {
+            if is_rewind {
+                demo.rewound("branch", 11).await;
+            } else {
+                assert!(matches!(demo.fork("fork", 12).await, ForkOutcome::Forked(_)));
+            }
+        };
+        let mut copy = std::pin::pin!(copy);
+        let mut written = 0;
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut copy => break,
+                _ = other.say(&["x"]) => written += 1,
+            }
+        }
+        assert!(written >= 5, "{written} exchanges during the copy");
+    }
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_contain_no_message_that_is_redacted_meanwhile(backend: Backend) {
+    for round in 0..8_u64 {
+        let demo = Conversation::on(&backend).await.session(&format!("demo {round}"));
+        fill_large(&demo, 5).await;
+        let (fork, branch) = (format!("fork {round}"), format!("branch {round}"));
+        let copy = async {
+            if round % 2 == 0 {
+                assert!(matches!(demo.fork(&fork, 5).await, ForkOutcome::Forked(_)));
+                &fork
+            } else {
+                demo.rewound(&branch, 4).await;
+                &branch
+            }
+        };
+        let redact = async {
+            // At another part of the copy in each round.
+            for _ in 0..round {
+                demo.session(&format!("other {round}")).say(&["x"]).await;
+            }
+            let redacted = demo.store.redact_message(&demo.tenant, &demo.session, 2, None).await;
+            assert!(matches!(redacted.expect("redacted"), RedactionOutcome::Redacted(_)));
+        };
+        let (copy, ()) = tokio::join!(copy, redact);
+        for session in [&demo, &demo.session(copy)] {
+            let history = session.history().await;
+            let with_text = history.iter().filter(|message| message.json.contains("secret")).count();
+            assert_eq!(with_text + 1, history.len(), "round {round}");
+            assert!(!history[1].json.contains("secret"));
+        }
+        assert_eq!(demo.session(copy).history().await.len(), 5);
+    }
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exchanges_during_a_rewind_are_in_its_branch_or_after_it(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    fill_large(&demo, 6).await;
+    let mut rewind = std::pin::pin!(demo.rewound("branch", 3));
+    let mut written = Vec::new();
+    let shortened = loop {
+        let text = written.len().to_string();
+        let texts = [&*text];
+        tokio::select! {
+            biased;
+            state = &mut rewind => break state,
+            said = demo.say(&texts) => written.push((said, text.clone())),
+        }
+    };
+    assert_eq!(shortened.last_seq, 3);
+    let (branch, after) = (demo.session("branch").history().await, demo.history().await);
+    for (said, text) in written {
+        let history = if said.incarnation == Some(shortened.incarnation) { &after } else { &branch };
+        let place = usize::try_from(said.first_seq).expect("a position") - 1;
+        assert!(history[place].json.contains(&format!("\"{text}\"")), "{}", history[place].json);
     }
 }

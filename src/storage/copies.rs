@@ -1,0 +1,316 @@
+//! Copies of a session within the database, which forks and rewinds make. A copy has rows of its own, so that erasing one session
+//! never affects the other.
+
+use super::import::Reservation;
+use super::statement::{AnyRow, DbRow as _, Sql, Statement, Transaction};
+use super::values::user_from_column;
+use super::{Store, StoreError};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::session::ForkKind;
+use std::ops::RangeInclusive;
+use uuid::Uuid;
+
+/// A part of a session that is copied.
+pub(super) struct Copy<'a> {
+    pub(super) tenant: &'a TenantId,
+    pub(super) source: &'a SessionId,
+    pub(super) target: &'a SessionId,
+    /// The last message of the copy.
+    pub(super) through_seq: i64,
+    pub(super) source_state: SourceState,
+    pub(super) kind: ForkKind,
+    /// The last message that both sessions have in common.
+    pub(super) forked_through: i64,
+}
+
+/// The state of a session when its row was locked.
+pub(super) struct SourceState {
+    pub(super) user: Option<UserId>,
+    pub(super) last_seq: i64,
+    pub(super) revision: i64,
+    pub(super) incarnation: Uuid,
+    /// `None` if the session was never copied.
+    pub(super) lineage: Option<Uuid>,
+}
+
+/// The result of [`Copy::insert`].
+pub(super) enum Inserted {
+    /// The transaction that commits the copy.
+    Complete(Transaction),
+    /// A session with the id of the copy exists.
+    Exists,
+    /// The source was redacted, rewound or erased while its messages were copied in parts, or the copy was erased.
+    SourceChanged,
+}
+
+/// Other transactions may append to the session and consolidate it, but not rewind or erase it.
+pub(super) const LOCK_FORK_SOURCE: Sql = Sql {
+    postgres: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
+        WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0 FOR KEY SHARE",
+    sqlite: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
+        WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0",
+};
+
+impl SourceState {
+    /// Reads the row of a session by a statement that locks it.
+    pub(super) async fn lock(
+        transaction: &mut Transaction,
+        sql: Sql,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<Option<Self>, StoreError> {
+        let row = transaction.statement(sql).bind(tenant.as_str()).bind(session.as_str()).read().await?;
+        let decode = |row: AnyRow| {
+            Ok(Self {
+                user: user_from_column(row.field("user_id")?)?,
+                last_seq: row.field("last_seq")?,
+                revision: row.field("revision")?,
+                incarnation: row.field("incarnation")?,
+                lineage: row.field("lineage")?,
+            })
+        };
+        row.map(decode).transpose()
+    }
+}
+
+/// Sums the tokens of the messages of the session `$2` up to a message.
+macro_rules! tokens_through {
+    ($seq:literal) => {
+        concat!(
+            "(SELECT coalesce(sum(tokens), 0) FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq <= ",
+            $seq,
+            ")"
+        )
+    };
+}
+
+/// Selects `$columns` and the state of the session `$2` as of the message `$3`: its tokens and bytes, and the summary of the latest
+/// revision that covers no later message. Revisions after `$4` are left out, because they may have been added since the session
+/// was read.
+macro_rules! state_at {
+    ($($columns:expr),+) => {
+        concat!(
+            "SELECT ", $($columns,)+ ", ", tokens_through!("$3"), " AS tokens,
+                (SELECT coalesce(sum(octet_length(message)), 0) FROM messages
+                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3) AS stored_bytes,
+                coalesce(point.cursor_seq, 0) AS cursor_seq, ", tokens_through!("point.cursor_seq"),
+                " AS cursor_tokens, coalesce(point.summary, '') AS summary,
+                coalesce(point.summary_words, 0) AS summary_words,
+                coalesce(point.summary_tokens, 0) AS summary_tokens
+            FROM sessions AS s LEFT JOIN (
+                SELECT cursor_seq, summary, summary_words, summary_tokens FROM revisions
+                WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $3 AND revision <= $4
+                    AND redacted_seq IS NULL
+                ORDER BY revision DESC LIMIT 1
+            ) AS point ON true
+            WHERE s.tenant_id = $1 AND s.session_id = $2"
+        )
+    };
+}
+pub(super) use {state_at, tokens_through};
+
+/// Copies the revisions of the session `$2` after `$5`, up to `$6`, that cover no message after `$4`. They follow the revision
+/// `$5` of the session `$3` without gaps, because those between them may be left out.
+pub(super) const COPY_REVISIONS: &str = "\
+    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
+        summary_words, summary_tokens, added, meta, source, redacted_seq, created_at)
+    SELECT tenant_id, $3, $5 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
+        summary_words, summary_tokens, added, meta, source, redacted_seq, created_at
+    FROM revisions
+    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision > $5 AND revision <= $6";
+
+impl Copy<'_> {
+    /// Inserts the session with its messages and revisions. `transaction` has locked the source, and commits the copy. On SQLite, it
+    /// is another transaction if the messages are many: these are copied in parts, between which others write. Until then, the rows
+    /// belong to a reservation, as those of an import do. The messages of a fork are missing from the search index then.
+    pub(super) async fn insert(
+        &mut self,
+        store: &Store,
+        mut transaction: Transaction,
+    ) -> Result<Inserted, StoreError> {
+        let parts = self.parts(&mut transaction).await?;
+        if parts.len() > 1 && matches!(transaction, Transaction::Sqlite(..)) {
+            return self.insert_in_parts(store, transaction, &parts).await;
+        }
+        if !self.insert_session(&mut transaction, None).await? {
+            return Ok(Inserted::Exists);
+        }
+        self.copy_revisions(&mut transaction).await?;
+        for part in parts {
+            self.copy_messages(&mut transaction, part).await?;
+        }
+        Ok(Inserted::Complete(transaction))
+    }
+
+    async fn insert_in_parts(
+        &mut self,
+        store: &Store,
+        mut transaction: Transaction,
+        parts: &[RangeInclusive<i64>],
+    ) -> Result<Inserted, StoreError> {
+        let reservation = Reservation::new(self.tenant, self.target);
+        if !reservation.insert(&mut transaction, self.source_state.user.as_ref(), false).await? {
+            return Ok(Inserted::Exists);
+        }
+        transaction.commit().await?;
+        let written = self.write_parts(store, &reservation, parts).await;
+        if !matches!(written, Ok(Inserted::Complete(_))) {
+            store.release_reservation(&reservation).await;
+        }
+        written
+    }
+
+    async fn write_parts(
+        &mut self,
+        store: &Store,
+        reservation: &Reservation<'_>,
+        parts: &[RangeInclusive<i64>],
+    ) -> Result<Inserted, StoreError> {
+        for part in parts {
+            let mut transaction = store.begin(self.tenant).await?;
+            let is_same = self.read_unchanged_source(&mut transaction).await?.is_some();
+            if !is_same || !reservation.renew(&mut transaction).await? {
+                return Ok(Inserted::SourceChanged);
+            }
+            self.copy_messages(&mut transaction, part.clone()).await?;
+            transaction.commit().await?;
+        }
+        let mut transaction = store.begin(self.tenant).await?;
+        let Some(source) = self.read_unchanged_source(&mut transaction).await? else {
+            return Ok(Inserted::SourceChanged);
+        };
+        if self.kind == ForkKind::Rewind {
+            // A branch has what was appended meanwhile.
+            let appended = self.through_seq + 1..=source.last_seq;
+            self.through_seq = source.last_seq;
+            self.source_state = source;
+            self.copy_messages(&mut transaction, appended).await?;
+        }
+        if !self.insert_session(&mut transaction, Some(reservation.token)).await? {
+            return Ok(Inserted::SourceChanged);
+        }
+        self.copy_revisions(&mut transaction).await?;
+        Ok(Inserted::Complete(transaction))
+    }
+
+    /// Reads the source again, on SQLite. Returns `None` if it was redacted, rewound or erased.
+    async fn read_unchanged_source(
+        &self,
+        transaction: &mut Transaction,
+    ) -> Result<Option<SourceState>, StoreError> {
+        let source = SourceState::lock(transaction, LOCK_FORK_SOURCE, self.tenant, self.source).await?;
+        Ok(source.filter(|source| source.incarnation == self.source_state.incarnation))
+    }
+
+    /// Inserts the row of the session, or completes that of a reservation. Returns `false` if there is another row.
+    async fn insert_session(
+        &self,
+        transaction: &mut Transaction,
+        reservation: Option<Uuid>,
+    ) -> Result<bool, StoreError> {
+        /// A branch has the times of its session, as it has everything else, but its retention begins now. A fork is an
+        /// activity.
+        macro_rules! insert_copy {
+            ($columns:literal, $now:literal, $updated_at:literal, $hour:literal, $values:literal, $reserved:literal) => {
+                concat!(
+                    "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
+                        cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
+                        fork_kind, retention_seconds, retained_from, branched_at, lineage, stored_bytes,
+                        settled_bytes, created_at, updated_at, indexed_seq, activity_hour", $columns, ")
+                    SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
+                        summary_words, summary_tokens, revisions, $2, $6, $7, retention_seconds, branched_at,
+                        branched_at, lineage, stored_bytes, stored_bytes, created_at, updated_at,
+                        CASE WHEN $3 > 0 AND $7 <> 'rewind' THEN 0 END, ", $hour, $values,
+                    " FROM (", state_at!(
+                        "s.tenant_id, s.user_id, s.metadata, s.lineage, s.created_at, s.retention_seconds,
+                            CASE WHEN $7 = 'rewind' THEN ", $now, " END AS branched_at,
+                            (SELECT count(*) FROM revisions WHERE tenant_id = $1 AND session_id = $2
+                                AND cursor_seq <= $3 AND revision <= $4) AS revisions,
+                            CASE WHEN $7 = 'rewind' THEN s.updated_at ELSE ", $updated_at, " END AS updated_at"
+                    ),
+                    ") AS copied WHERE true
+                    ON CONFLICT (tenant_id, session_id) ", $reserved
+                )
+            };
+        }
+        const INSERT_COPY: Sql = Sql {
+            postgres: insert_copy!(
+                "",
+                "now()",
+                "greatest(now(), s.updated_at)",
+                "floor(extract(epoch FROM updated_at) / 3600)",
+                "",
+                "DO NOTHING"
+            ),
+            sqlite: insert_copy!(
+                ", incarnation",
+                "$9",
+                "max($9, s.updated_at)",
+                "updated_at / 3600000000",
+                ", randomblob(16)",
+                "DO UPDATE SET user_id = excluded.user_id, metadata = excluded.metadata, last_seq = excluded.last_seq,
+                    tokens = excluded.tokens, cursor_seq = excluded.cursor_seq, cursor_tokens = excluded.cursor_tokens,
+                    summary = excluded.summary, summary_words = excluded.summary_words,
+                    summary_tokens = excluded.summary_tokens, revision = excluded.revision,
+                    forked_from = excluded.forked_from, forked_through = excluded.forked_through,
+                    fork_kind = excluded.fork_kind, retention_seconds = excluded.retention_seconds,
+                    retained_from = excluded.retained_from, branched_at = excluded.branched_at,
+                    lineage = excluded.lineage, stored_bytes = excluded.stored_bytes,
+                    settled_bytes = excluded.settled_bytes, created_at = excluded.created_at,
+                    updated_at = excluded.updated_at, indexed_seq = excluded.indexed_seq,
+                    activity_hour = excluded.activity_hour, incarnation = excluded.incarnation,
+                    import_token = NULL, import_bound = NULL, import_until = NULL
+                WHERE sessions.import_token = $8"
+            ),
+        };
+        let (source, target) = (self.source.as_str(), self.target.as_str());
+        let statement = transaction.statement(INSERT_COPY).bind(self.tenant.as_str()).bind(source);
+        let statement = statement.bind(self.through_seq).bind(self.source_state.revision).bind(target);
+        let mut statement = statement.bind(self.forked_through).bind(self.kind.as_str());
+        if let Statement::Sqlite { .. } = statement {
+            statement = statement.bind(reservation);
+        }
+        Ok(statement.bind_now().execute().await? > 0)
+    }
+
+    async fn copy_revisions(&self, transaction: &mut Transaction) -> Result<(), StoreError> {
+        let statement = transaction.statement(COPY_REVISIONS).bind(self.tenant.as_str());
+        let statement = statement.bind(self.source.as_str()).bind(self.target.as_str());
+        statement.bind(self.through_seq).bind(0_i64).bind(self.source_state.revision).execute().await?;
+        Ok(())
+    }
+
+    /// Returns the messages of the copy in parts of about a megabyte. SQLite keeps the rows of a statement in memory if it
+    /// reads from the table that it writes to.
+    async fn parts(&self, transaction: &mut Transaction) -> Result<Vec<RangeInclusive<i64>>, StoreError> {
+        const MAX_PART_BYTES: i64 = 1024 * 1024;
+        const SELECT_COPY_RANGES: &str = "\
+            SELECT min(seq) AS first_seq, max(seq) AS last_seq FROM (
+                SELECT seq, (sum(bytes) OVER (ORDER BY seq) - bytes) / $4 AS place FROM (
+                    SELECT seq, octet_length(message) AS bytes FROM messages
+                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3
+                ) AS sizes
+            ) AS sums GROUP BY place ORDER BY place";
+        let statement = transaction.statement(SELECT_COPY_RANGES).bind(self.tenant.as_str());
+        let statement = statement.bind(self.source.as_str()).bind(self.through_seq).bind(MAX_PART_BYTES);
+        let rows = statement.read_all().await?;
+        rows.iter().map(|row| Ok(row.field("first_seq")?..=row.field("last_seq")?)).collect()
+    }
+
+    async fn copy_messages(
+        &self,
+        transaction: &mut Transaction,
+        seqs: RangeInclusive<i64>,
+    ) -> Result<(), StoreError> {
+        const COPY_MESSAGES: &str = "\
+            INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                redaction, created_at)
+            SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, redaction, created_at
+            FROM messages
+            WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq";
+        let statement = transaction.statement(COPY_MESSAGES).bind(self.tenant.as_str());
+        let statement = statement.bind(self.source.as_str()).bind(self.target.as_str());
+        statement.bind(*seqs.start()).bind(*seqs.end()).execute().await?;
+        Ok(())
+    }
+}
