@@ -208,8 +208,10 @@ impl RetentionWorker {
         let service = self.service.clone();
         let mut totals = Totals::default();
         let default = service.config.retention.default;
-        // An erasure that has failed, for example on a full disk.
-        service.store.remove_stale_imports().await?;
+        // An erasure that has failed, for example on a full disk. The following erasures can make room for it.
+        if let Err(error) = service.store.remove_stale_imports().await {
+            tracing::warn!(error = %ErrorChain(&error), "failed to remove incomplete sessions");
+        }
         for tenant in service.store.tenants().await? {
             let now = self.trusted_time().await?;
             let periods = service.store.retention_periods(&tenant, None).await?;

@@ -1,5 +1,9 @@
 //! Copies of a session within the database, which forks and rewinds make. A copy has rows of its own, so that erasing one session
 //! never affects the other.
+//!
+//! SQLite has one writer. So a large copy consists of parts, each in a transaction of its own, and its rows belong to a
+//! reservation, like those of an import, until the last transaction publishes it. Only one such copy runs at a time, and redactions
+//! and erasures wait for it: otherwise, they would have to find the rows of a copy that does not exist yet.
 
 use super::import::Reservation;
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, Transaction};
@@ -8,13 +12,35 @@ use super::{Store, StoreError};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::session::ForkKind;
 use std::ops::RangeInclusive;
+use tokio::sync::MutexGuard;
 use uuid::Uuid;
 
-/// A part of a session that is copied.
-pub(super) struct Copy<'a> {
+/// A copy that may begin.
+pub(super) struct CopyPlan<'a> {
     pub(super) tenant: &'a TenantId,
     pub(super) source: &'a SessionId,
     pub(super) target: &'a SessionId,
+    /// The messages in parts of about a megabyte, on SQLite. A copy of one part has one transaction.
+    parts: Vec<RangeInclusive<i64>>,
+    /// That of the source when the parts were read.
+    incarnation: Option<Uuid>,
+    reservation: Reservation<'a>,
+    _turn: Option<MutexGuard<'a, ()>>,
+}
+
+/// The result of an attempt to copy a session.
+pub(super) enum Attempt<T> {
+    /// The copy is complete and durable.
+    Committed(T),
+    /// There is no copy.
+    Rejected(T),
+    /// The source was rewound, or bound to a user, while it was copied in parts.
+    SourceChanged,
+}
+
+/// A copy of a session.
+pub(super) struct Copy<'a> {
+    pub(super) plan: &'a CopyPlan<'a>,
     /// The last message of the copy.
     pub(super) through_seq: i64,
     pub(super) source_state: SourceState,
@@ -39,7 +65,7 @@ pub(super) enum Inserted {
     Complete(Transaction),
     /// A session with the id of the copy exists.
     Exists,
-    /// The source was redacted, rewound or erased while its messages were copied in parts, or the copy was erased.
+    /// See [`Attempt::SourceChanged`].
     SourceChanged,
 }
 
@@ -119,26 +145,85 @@ pub(super) const COPY_REVISIONS: &str = "\
     FROM revisions
     WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision > $5 AND revision <= $6";
 
+impl Store {
+    /// Prepares a copy of the messages up to `through_seq`. Waits for its turn if it consists of several parts.
+    pub(super) async fn plan_copy<'a>(
+        &'a self,
+        tenant: &'a TenantId,
+        source: &'a SessionId,
+        target: &'a SessionId,
+        through_seq: i64,
+    ) -> Result<CopyPlan<'a>, StoreError> {
+        const MAX_PART_BYTES: i64 = 1024 * 1024;
+        const SELECT_PARTS: &str = "\
+            SELECT min(seq) AS first_seq, max(seq) AS last_seq,
+                (SELECT incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2) AS incarnation
+            FROM (
+                SELECT seq, (sum(bytes) OVER (ORDER BY seq) - bytes) / $4 AS place FROM (
+                    SELECT seq, octet_length(message) AS bytes FROM messages
+                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3
+                ) AS sizes
+            ) AS sums GROUP BY place ORDER BY place";
+        let (mut parts, mut incarnation) = (Vec::new(), None);
+        if let Self::Sqlite(_) = self {
+            let statement = self.statement(tenant, SELECT_PARTS).bind(source.as_str());
+            for row in &statement.bind(through_seq).bind(MAX_PART_BYTES).read_all().await? {
+                parts.push(row.field("first_seq")?..=row.field("last_seq")?);
+                incarnation = row.field("incarnation")?;
+            }
+        }
+        let turn = if parts.len() > 1 { self.copy_turn().await } else { None };
+        let reservation = Reservation::new(tenant, target);
+        Ok(CopyPlan { tenant, source, target, parts, incarnation, reservation, _turn: turn })
+    }
+
+    /// Waits until no session is copied in parts. None is copied until the turn is dropped.
+    pub(super) async fn copy_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match self {
+            Self::Postgres(_) => None,
+            Self::Sqlite(database) => Some(database.copy_turns.lock().await),
+        }
+    }
+
+    /// Removes what an attempt has left. Returns `None` if there must be another attempt.
+    pub(super) async fn end_copy<T>(
+        &self,
+        plan: CopyPlan<'_>,
+        attempt: Result<Attempt<T>, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        if plan.parts.len() > 1 && !matches!(attempt, Ok(Attempt::Committed(_))) {
+            let removed = self.using_reserve(|| self.remove_reservation(&plan.reservation)).await;
+            if let Err(error) = removed {
+                tracing::warn!(%error, "failed to remove an incomplete copy of a session; it is removed later");
+                if attempt.is_ok() {
+                    return Err(error);
+                }
+            }
+        }
+        match attempt? {
+            Attempt::Committed(outcome) | Attempt::Rejected(outcome) => Ok(Some(outcome)),
+            Attempt::SourceChanged => Ok(None),
+        }
+    }
+}
+
 impl Copy<'_> {
-    /// Inserts the session with its messages and revisions. `transaction` has locked the source, and commits the copy. On SQLite, it
-    /// is another transaction if the messages are many: these are copied in parts, between which others write. Until then, the rows
-    /// belong to a reservation, as those of an import do. The messages of a fork are missing from the search index then.
+    /// Inserts the session with its messages and revisions. `transaction` has locked the source. The copy becomes visible with the
+    /// returned transaction, which is another one if the copy has several parts. The messages of a fork are missing from the search
+    /// index then.
     pub(super) async fn insert(
         &mut self,
         store: &Store,
         mut transaction: Transaction,
     ) -> Result<Inserted, StoreError> {
-        let parts = self.parts(&mut transaction).await?;
-        if parts.len() > 1 && matches!(transaction, Transaction::Sqlite(..)) {
-            return self.insert_in_parts(store, transaction, &parts).await;
+        if self.plan.parts.len() > 1 {
+            return self.insert_in_parts(store, transaction).await;
         }
         if !self.insert_session(&mut transaction, None).await? {
             return Ok(Inserted::Exists);
         }
         self.copy_revisions(&mut transaction).await?;
-        for part in parts {
-            self.copy_messages(&mut transaction, part).await?;
-        }
+        self.copy_messages(&mut transaction, 1..=self.through_seq).await?;
         Ok(Inserted::Complete(transaction))
     }
 
@@ -146,28 +231,17 @@ impl Copy<'_> {
         &mut self,
         store: &Store,
         mut transaction: Transaction,
-        parts: &[RangeInclusive<i64>],
     ) -> Result<Inserted, StoreError> {
-        let reservation = Reservation::new(self.tenant, self.target);
+        let CopyPlan { tenant, ref parts, ref reservation, .. } = *self.plan;
+        if self.plan.incarnation != Some(self.source_state.incarnation) {
+            return Ok(Inserted::SourceChanged);
+        }
         if !reservation.insert(&mut transaction, self.source_state.user.as_ref(), false).await? {
             return Ok(Inserted::Exists);
         }
         transaction.commit().await?;
-        let written = self.write_parts(store, &reservation, parts).await;
-        if !matches!(written, Ok(Inserted::Complete(_))) {
-            store.release_reservation(&reservation).await;
-        }
-        written
-    }
-
-    async fn write_parts(
-        &mut self,
-        store: &Store,
-        reservation: &Reservation<'_>,
-        parts: &[RangeInclusive<i64>],
-    ) -> Result<Inserted, StoreError> {
         for part in parts {
-            let mut transaction = store.begin(self.tenant).await?;
+            let mut transaction = store.begin(tenant).await?;
             let is_same = self.read_unchanged_source(&mut transaction).await?.is_some();
             if !is_same || !reservation.renew(&mut transaction).await? {
                 return Ok(Inserted::SourceChanged);
@@ -175,16 +249,16 @@ impl Copy<'_> {
             self.copy_messages(&mut transaction, part.clone()).await?;
             transaction.commit().await?;
         }
-        let mut transaction = store.begin(self.tenant).await?;
+        let mut transaction = store.begin(tenant).await?;
         let Some(source) = self.read_unchanged_source(&mut transaction).await? else {
             return Ok(Inserted::SourceChanged);
         };
         if self.kind == ForkKind::Rewind {
             // A branch has what was appended meanwhile.
-            let appended = self.through_seq + 1..=source.last_seq;
+            let copied = parts.last().map_or(0, |part| *part.end());
             self.through_seq = source.last_seq;
             self.source_state = source;
-            self.copy_messages(&mut transaction, appended).await?;
+            self.copy_messages(&mut transaction, copied + 1..=self.through_seq).await?;
         }
         if !self.insert_session(&mut transaction, Some(reservation.token)).await? {
             return Ok(Inserted::SourceChanged);
@@ -193,12 +267,13 @@ impl Copy<'_> {
         Ok(Inserted::Complete(transaction))
     }
 
-    /// Reads the source again, on SQLite. Returns `None` if it was redacted, rewound or erased.
+    /// Reads the source again, on SQLite. Returns `None` if it was rewound or bound to a user.
     async fn read_unchanged_source(
         &self,
         transaction: &mut Transaction,
     ) -> Result<Option<SourceState>, StoreError> {
-        let source = SourceState::lock(transaction, LOCK_FORK_SOURCE, self.tenant, self.source).await?;
+        let source =
+            SourceState::lock(transaction, LOCK_FORK_SOURCE, self.plan.tenant, self.plan.source).await?;
         Ok(source.filter(|source| source.incarnation == self.source_state.incarnation))
     }
 
@@ -263,8 +338,8 @@ impl Copy<'_> {
                 WHERE sessions.import_token = $8"
             ),
         };
-        let (source, target) = (self.source.as_str(), self.target.as_str());
-        let statement = transaction.statement(INSERT_COPY).bind(self.tenant.as_str()).bind(source);
+        let (source, target) = (self.plan.source.as_str(), self.plan.target.as_str());
+        let statement = transaction.statement(INSERT_COPY).bind(self.plan.tenant.as_str()).bind(source);
         let statement = statement.bind(self.through_seq).bind(self.source_state.revision).bind(target);
         let mut statement = statement.bind(self.forked_through).bind(self.kind.as_str());
         if let Statement::Sqlite { .. } = statement {
@@ -274,27 +349,10 @@ impl Copy<'_> {
     }
 
     async fn copy_revisions(&self, transaction: &mut Transaction) -> Result<(), StoreError> {
-        let statement = transaction.statement(COPY_REVISIONS).bind(self.tenant.as_str());
-        let statement = statement.bind(self.source.as_str()).bind(self.target.as_str());
+        let statement = transaction.statement(COPY_REVISIONS).bind(self.plan.tenant.as_str());
+        let statement = statement.bind(self.plan.source.as_str()).bind(self.plan.target.as_str());
         statement.bind(self.through_seq).bind(0_i64).bind(self.source_state.revision).execute().await?;
         Ok(())
-    }
-
-    /// Returns the messages of the copy in parts of about a megabyte. SQLite keeps the rows of a statement in memory if it
-    /// reads from the table that it writes to.
-    async fn parts(&self, transaction: &mut Transaction) -> Result<Vec<RangeInclusive<i64>>, StoreError> {
-        const MAX_PART_BYTES: i64 = 1024 * 1024;
-        const SELECT_COPY_RANGES: &str = "\
-            SELECT min(seq) AS first_seq, max(seq) AS last_seq FROM (
-                SELECT seq, (sum(bytes) OVER (ORDER BY seq) - bytes) / $4 AS place FROM (
-                    SELECT seq, octet_length(message) AS bytes FROM messages
-                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3
-                ) AS sizes
-            ) AS sums GROUP BY place ORDER BY place";
-        let statement = transaction.statement(SELECT_COPY_RANGES).bind(self.tenant.as_str());
-        let statement = statement.bind(self.source.as_str()).bind(self.through_seq).bind(MAX_PART_BYTES);
-        let rows = statement.read_all().await?;
-        rows.iter().map(|row| Ok(row.field("first_seq")?..=row.field("last_seq")?)).collect()
     }
 
     async fn copy_messages(
@@ -308,8 +366,8 @@ impl Copy<'_> {
             SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, redaction, created_at
             FROM messages
             WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq";
-        let statement = transaction.statement(COPY_MESSAGES).bind(self.tenant.as_str());
-        let statement = statement.bind(self.source.as_str()).bind(self.target.as_str());
+        let statement = transaction.statement(COPY_MESSAGES).bind(self.plan.tenant.as_str());
+        let statement = statement.bind(self.plan.source.as_str()).bind(self.plan.target.as_str());
         statement.bind(*seqs.start()).bind(*seqs.end()).execute().await?;
         Ok(())
     }

@@ -3,7 +3,8 @@
 //! A rewind copies the whole session first, and then removes the messages after its target, so that nothing is lost.
 
 use super::copies::{
-    COPY_REVISIONS, Copy, Inserted, LOCK_FORK_SOURCE, SourceState, state_at, tokens_through,
+    Attempt, COPY_REVISIONS, Copy, CopyPlan, Inserted, LOCK_FORK_SOURCE, SourceState, state_at,
+    tokens_through,
 };
 use super::rows::{self, session_columns};
 use super::statement::{DbRow as _, Sql, Transaction};
@@ -66,44 +67,43 @@ impl Store {
         through_seq: i64,
     ) -> Result<ForkOutcome, StoreError> {
         loop {
-            let fork = self.try_to_fork(tenant, source, target, through_seq);
-            if let Some(outcome) = self.within_limit(fork).await? {
+            let plan = self.plan_copy(tenant, source, target, through_seq).await?;
+            let attempt = self.within_limit(self.try_to_fork(&plan, through_seq)).await;
+            if let Some(outcome) = self.end_copy(plan, attempt).await? {
                 return Ok(outcome);
             }
         }
     }
 
-    /// Returns `None` if the source changed while it was copied in parts.
     async fn try_to_fork(
         &self,
-        tenant: &TenantId,
-        source: &SessionId,
-        target: &SessionId,
+        plan: &CopyPlan<'_>,
         through_seq: i64,
-    ) -> Result<Option<ForkOutcome>, StoreError> {
+    ) -> Result<Attempt<ForkOutcome>, StoreError> {
+        let CopyPlan { tenant, source, target, .. } = *plan;
         self.check_not_importing(tenant, target).await?;
         self.set_lineage(tenant, source).await?;
         let mut transaction = self.begin(tenant).await?;
         let locked = SourceState::lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
-        let Some(source_state) = locked else { return Ok(Some(ForkOutcome::NotFound)) };
+        let Some(source_state) = locked else { return Ok(Attempt::Rejected(ForkOutcome::NotFound)) };
         if through_seq > source_state.last_seq {
-            return Ok(Some(ForkOutcome::AfterEnd { last_seq: source_state.last_seq }));
+            return Ok(Attempt::Rejected(ForkOutcome::AfterEnd { last_seq: source_state.last_seq }));
         }
         if source_state.lineage.is_none() {
             // The session was erased, and created again, since it got its lineage.
-            return Ok(Some(ForkOutcome::NotFound));
+            return Ok(Attempt::Rejected(ForkOutcome::NotFound));
         }
         let (kind, forked_through) = (ForkKind::Fork, through_seq);
-        let mut copy = Copy { tenant, source, target, through_seq, source_state, kind, forked_through };
+        let mut copy = Copy { plan, through_seq, source_state, kind, forked_through };
         let mut transaction = match copy.insert(self, transaction).await? {
             Inserted::Complete(transaction) => transaction,
-            Inserted::Exists => return Ok(Some(ForkOutcome::Exists)),
-            Inserted::SourceChanged => return Ok(None),
+            Inserted::Exists => return Ok(Attempt::Rejected(ForkOutcome::Exists)),
+            Inserted::SourceChanged => return Ok(Attempt::SourceChanged),
         };
         let session = read_session(&mut transaction, tenant, target).await?;
         transaction.commit().await?;
         self.note_unindexed(tenant);
-        Ok(Some(ForkOutcome::Forked(Box::new(session))))
+        Ok(Attempt::Committed(ForkOutcome::Forked(Box::new(session))))
     }
 
     /// Forks `source`, whose incarnation is the expected one of the request, through `through_seq`, and appends the exchange to
@@ -114,40 +114,52 @@ impl Store {
         through_seq: i64,
         request: &AppendRequest,
     ) -> Result<ForkAppendOutcome, StoreError> {
-        let (tenant, target) = (&request.tenant, &request.session);
-        let fork = async {
-            self.check_not_importing(tenant, target).await?;
-            self.set_lineage(tenant, source).await?;
-            let mut transaction = self.begin(tenant).await?;
-            let locked = SourceState::lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
-            let is_expected = |locked: &SourceState| {
-                request.expected_incarnation.is_none_or(|expected| locked.incarnation == expected)
-                    && through_seq <= locked.last_seq
-                    && locked.lineage.is_some()
-            };
-            let Some(source_state) = locked.filter(is_expected) else {
-                return Ok(ForkAppendOutcome::SourceChanged);
-            };
-            let (kind, forked_through) = (ForkKind::Fork, through_seq);
-            let mut copy = Copy { tenant, source, target, through_seq, source_state, kind, forked_through };
-            let mut transaction = match copy.insert(self, transaction).await? {
-                Inserted::Complete(transaction) => transaction,
-                Inserted::Exists => return Ok(ForkAppendOutcome::Exists),
-                Inserted::SourceChanged => return Ok(ForkAppendOutcome::SourceChanged),
-            };
-            match transaction.append_exchange(request).await? {
-                AppendOutcome::Appended(appended) => {
-                    transaction.commit().await?;
-                    self.note_unindexed(tenant);
-                    Ok(ForkAppendOutcome::Appended(appended))
-                }
-                AppendOutcome::UserMismatch => Ok(ForkAppendOutcome::UserMismatch),
-                AppendOutcome::KeyReused | AppendOutcome::LastSeqMismatch { .. } => {
-                    Err(StoreError::corrupt("a new session")("it has idempotency keys"))
-                }
+        loop {
+            let plan = self.plan_copy(&request.tenant, source, &request.session, through_seq).await?;
+            let attempt = self.within_limit(self.try_to_fork_and_append(&plan, through_seq, request)).await;
+            if let Some(outcome) = self.end_copy(plan, attempt).await? {
+                return Ok(outcome);
             }
+        }
+    }
+
+    async fn try_to_fork_and_append(
+        &self,
+        plan: &CopyPlan<'_>,
+        through_seq: i64,
+        request: &AppendRequest,
+    ) -> Result<Attempt<ForkAppendOutcome>, StoreError> {
+        let CopyPlan { tenant, source, target, .. } = *plan;
+        self.check_not_importing(tenant, target).await?;
+        self.set_lineage(tenant, source).await?;
+        let mut transaction = self.begin(tenant).await?;
+        let locked = SourceState::lock(&mut transaction, LOCK_FORK_SOURCE, tenant, source).await?;
+        let is_expected = |locked: &SourceState| {
+            request.expected_incarnation.is_none_or(|expected| locked.incarnation == expected)
+                && through_seq <= locked.last_seq
+                && locked.lineage.is_some()
         };
-        self.within_limit(fork).await
+        let Some(source_state) = locked.filter(is_expected) else {
+            return Ok(Attempt::Rejected(ForkAppendOutcome::SourceChanged));
+        };
+        let (kind, forked_through) = (ForkKind::Fork, through_seq);
+        let mut copy = Copy { plan, through_seq, source_state, kind, forked_through };
+        let mut transaction = match copy.insert(self, transaction).await? {
+            Inserted::Complete(transaction) => transaction,
+            Inserted::Exists => return Ok(Attempt::Rejected(ForkAppendOutcome::Exists)),
+            Inserted::SourceChanged => return Ok(Attempt::SourceChanged),
+        };
+        match transaction.append_exchange(request).await? {
+            AppendOutcome::Appended(appended) => {
+                transaction.commit().await?;
+                self.note_unindexed(tenant);
+                Ok(Attempt::Committed(ForkAppendOutcome::Appended(appended)))
+            }
+            AppendOutcome::UserMismatch => Ok(Attempt::Rejected(ForkAppendOutcome::UserMismatch)),
+            AppendOutcome::KeyReused | AppendOutcome::LastSeqMismatch { .. } => {
+                Err(StoreError::corrupt("a new session")("it has idempotency keys"))
+            }
+        }
     }
 
     /// Removes the messages after `after_seq` from a session, which then is what a fork through `after_seq` would be. Before,
@@ -170,62 +182,60 @@ impl Store {
         };
         self.remove_entries_after(tenant, session, after_seq, max_messages).await?;
         loop {
-            let rewind = self.try_to_rewind(tenant, session, branch, after_seq, max_messages);
-            if let Some(outcome) = self.within_limit(rewind).await? {
+            let plan = self.plan_copy(tenant, session, branch, i64::MAX).await?;
+            let attempt = self.within_limit(self.try_to_rewind(&plan, after_seq, max_messages)).await;
+            if let Some(outcome) = self.end_copy(plan, attempt).await? {
                 return Ok(outcome);
             }
         }
     }
 
-    /// Returns `None` if the session changed while it was copied in parts.
     async fn try_to_rewind(
         &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        branch: &SessionId,
+        plan: &CopyPlan<'_>,
         after_seq: i64,
         max_messages: i64,
-    ) -> Result<Option<RewindOutcome>, StoreError> {
+    ) -> Result<Attempt<RewindOutcome>, StoreError> {
         const LOCK_REWIND_TARGET: Sql = Sql {
             postgres: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
                 WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
             sqlite: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
                 WHERE tenant_id = $1 AND session_id = $2 AND import_token IS NULL",
         };
+        let CopyPlan { tenant, source: session, target: branch, .. } = *plan;
         let mut transaction = self.begin(tenant).await?;
         let locked = SourceState::lock(&mut transaction, LOCK_REWIND_TARGET, tenant, session).await?;
-        let Some(source_state) = locked else { return Ok(Some(RewindOutcome::NotFound)) };
+        let Some(source_state) = locked else { return Ok(Attempt::Rejected(RewindOutcome::NotFound)) };
         let last_seq = source_state.last_seq;
         // A session without messages does not exist, but a rewind to its beginning can be repeated.
         if last_seq == 0 && after_seq > 0 {
-            return Ok(Some(RewindOutcome::NotFound));
+            return Ok(Attempt::Rejected(RewindOutcome::NotFound));
         }
         if after_seq > last_seq {
-            return Ok(Some(RewindOutcome::AfterEnd { last_seq }));
+            return Ok(Attempt::Rejected(RewindOutcome::AfterEnd { last_seq }));
         }
         if after_seq == last_seq {
             let session = read_session(&mut transaction, tenant, session).await?;
-            return Ok(Some(RewindOutcome::Unchanged(Box::new(session))));
+            return Ok(Attempt::Rejected(RewindOutcome::Unchanged(Box::new(session))));
         }
         if last_seq > max_messages {
-            return Ok(Some(RewindOutcome::TooLarge { last_seq }));
+            return Ok(Attempt::Rejected(RewindOutcome::TooLarge { last_seq }));
         }
         let statement = transaction.statement(SET_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
         statement.bind(Uuid::new_v4()).execute().await?;
-        let (source, target, through_seq, kind, forked_through) =
-            (session, branch, last_seq, ForkKind::Rewind, after_seq);
-        let mut copy = Copy { tenant, source, target, through_seq, source_state, kind, forked_through };
+        let (through_seq, kind, forked_through) = (last_seq, ForkKind::Rewind, after_seq);
+        let mut copy = Copy { plan, through_seq, source_state, kind, forked_through };
         let mut transaction = match copy.insert(self, transaction).await? {
             Inserted::Complete(transaction) => transaction,
             Inserted::Exists => {
                 return Err(StoreError::corrupt("the id of a branch")("another session has it"));
             }
-            Inserted::SourceChanged => return Ok(None),
+            Inserted::SourceChanged => return Ok(Attempt::SourceChanged),
         };
         shorten(&mut transaction, tenant, session, branch, after_seq).await?;
         let session = read_session(&mut transaction, tenant, session).await?;
         transaction.commit().await?;
-        Ok(Some(RewindOutcome::Rewound(Box::new(session))))
+        Ok(Attempt::Committed(RewindOutcome::Rewound(Box::new(session))))
     }
 
     /// Gives a session its lineage in a transaction of its own, so that exchanges of the session do not wait for the fork.

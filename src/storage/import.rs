@@ -70,7 +70,9 @@ impl Store {
         let reservation = Reservation::new(tenant, session);
         let outcome = self.write_import(&reservation, users, imported, batches).await;
         if let (Self::Sqlite(_), Err(_) | Ok(ImportOutcome::Incomplete)) = (self, &outcome) {
-            self.release_reservation(&reservation).await;
+            // On failure, the reservation expires, and is removed later.
+            let removed = self.remove_reservation(&reservation).await;
+            removed.inspect_err(|error| tracing::warn!(%error, "failed to remove an incomplete import")).ok();
         }
         outcome
     }
@@ -199,15 +201,9 @@ impl Store {
         Ok(remaining)
     }
 
-    /// Removes the reservation of a session that was not completed. On failure, it expires, and is removed later.
-    pub(super) async fn release_reservation(&self, reservation: &Reservation<'_>) {
-        let removed = self.remove_reservation(reservation).await;
-        removed.inspect_err(|error| tracing::warn!(%error, "failed to remove an incomplete session")).ok();
-    }
-
     /// Removes a reservation with the rows written so far, and restores the binding of the session to its user. It gets another
     /// token, so that an import that still runs can't continue.
-    async fn remove_reservation(&self, reservation: &Reservation<'_>) -> Result<(), StoreError> {
+    pub(super) async fn remove_reservation(&self, reservation: &Reservation<'_>) -> Result<(), StoreError> {
         const ABANDON_RESERVATION: &str = "\
             UPDATE sessions SET import_token = randomblob(16), import_until = 0
             WHERE tenant_id = $1 AND session_id = $2 AND import_token = $3";

@@ -1,6 +1,7 @@
 //! Redaction of a message, in one transaction with all of its copies.
 //!
-//! Forks and rewinds copy messages. The sessions of a lineage are locked first, so that no further copy is made, and the message
+//! Forks and rewinds copy messages. A redaction waits for copies in parts (see [`super::copies`]), and locks the sessions of a
+//! lineage first, so that no further copy is made. The message
 //! is redacted in each of them that has the same one: the same `seq`, time and JSON. After a rewind, a session may have another
 //! message with that `seq`.
 //!
@@ -68,6 +69,7 @@ impl Store {
                 WHERE tenant_id = $1 AND session_id = $2 AND seq = $3",
         };
         let redact = async || {
+            let _turn = self.copy_turn().await;
             let mut transaction = self.begin(tenant).await?;
             let Some((last_seq, sessions)) = lock_lineage(&mut transaction, tenant, session).await? else {
                 return Ok(RedactionOutcome::SessionNotFound);

@@ -103,6 +103,8 @@ pub struct Sqlite {
     checkpoints: Arc<Checkpoints>,
     /// Transactions that remove many rows run one at a time, so that other writers wait for one of them.
     pub(super) removal_turns: Mutex<()>,
+    /// The turns of copies of sessions in parts, and of what must not run beside them.
+    pub(super) copy_turns: Mutex<()>,
     /// Sessions whose entries are being removed from the index, so that the worker does not add them again.
     pub(super) unindexing: UnindexedSessions,
     pub(super) appends: AppendBatcher,
@@ -164,6 +166,7 @@ impl Sqlite {
             search: options.search,
             disk_reserve: DiskReserve::of(&file),
             removal_turns: Mutex::new(()),
+            copy_turns: Mutex::new(()),
             unindexing: UnindexedSessions::default(),
             appends,
             heads,

@@ -517,6 +517,40 @@ async fn same_diverging_lists_at_the_same_time_have_one_fork(backend: Backend) {
     response.problem(422, "idempotency-key-reused");
 }
 
+/// SQLite copies them in several transactions.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn same_large_diverging_lists_have_one_fork(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let large = "x".repeat(1_200_000);
+    let list = [user(&large), assistant(&large), user("c")];
+    sync(&app, &list).await.ok(201);
+    for (round, (key, new_id)) in
+        [(None, None), (Some("k"), None), (None, Some("named"))].into_iter().enumerate()
+    {
+        let messages = with_end(&list, 2, &[user(&format!("round {round}")), assistant("x")]);
+        let mut body = json!({"messages": messages, "on_divergence": "fork"});
+        if let Some(id) = new_id {
+            body["new_id"] = json!(id);
+        }
+        let requests = (0..3).map(|_| {
+            let request = app.post(PATH, body.clone());
+            if let Some(key) = key { request.header("idempotency-key", key) } else { request }.send()
+        });
+        let responses = join_all(requests).await;
+        let facts = |response: &Response| (response.status, response.json()["session_id"].clone());
+        let facts: Vec<_> = responses.iter().map(facts).collect();
+        assert!(
+            facts.iter().all(|(status, id)| matches!(status, 200 | 201) && *id == facts[0].1),
+            "{facts:?}"
+        );
+        let stored = responses.iter().filter(|response| response.status == 201 && !response.is_replay());
+        assert_eq!(stored.count(), 1, "{facts:?}");
+        assert_eq!(app.get("/sessions").await["items"].as_array().map(Vec::len), Some(round + 2));
+    }
+}
+
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

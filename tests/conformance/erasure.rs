@@ -9,7 +9,7 @@ use crate::conversation::{
     ALL, Conversation, LONG, counted, exchange_of, key, message, record, recorded, session_id, summary,
     user_id,
 };
-use crate::sql::Sql;
+use crate::sql::{Sql, files};
 use crate::support::backend::Backend;
 use precis::domain::consolidation_record::RecordOutcome;
 use precis::domain::exchange::Exchange;
@@ -119,20 +119,6 @@ async fn fill_neighbours(demo: &Conversation) {
     }
     demo.store.create_api_key(&new_key("default", 1)).await.unwrap().expect("a new id");
     demo.store.add_token_usage(&demo.tenant, 7).await.unwrap();
-}
-
-/// Returns the files of an SQLite database that contain the word.
-fn files(backend: &Backend, word: &str) -> Vec<String> {
-    let Backend::Sqlite(folder) = backend else { return Vec::new() };
-    let mut found = Vec::new();
-    for file in std::fs::read_dir(folder.path()).unwrap() {
-        let path = file.unwrap().path();
-        let bytes = std::fs::read(&path).unwrap();
-        if bytes.windows(word.len()).any(|window| window == word.as_bytes()) {
-            found.push(path.display().to_string());
-        }
-    }
-    found
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

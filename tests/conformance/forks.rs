@@ -1,7 +1,7 @@
 //! Forks and rewinds.
 
 use crate::conversation::{Conversation, LONG, exchange, exchange_of, key, recorded, session_id, user_id};
-use crate::sql::Sql;
+use crate::sql::{Sql, files};
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::export_format::ImportedSession;
@@ -479,19 +479,19 @@ async fn concurrent_rewinds_lose_no_message(backend: Backend) {
     }
 }
 
-/// Messages of 1 MB, each of which is a part of a copy.
-async fn fill_large(demo: &Conversation, messages: usize) {
+/// Stores messages of 1 MB, each of which is a part of a copy.
+async fn fill_large(demo: &Conversation, messages: usize, round: u64) {
     for number in 0..messages {
-        demo.say(&[&format!("{number} secret {}", "x".repeat(1_100_000))]).await;
+        demo.say(&[&format!("{number} secret {round} {}", "x".repeat(1_100_000))]).await;
     }
 }
 
-#[test_case(Backend::sqlite().await; "sqlite")]
-#[test_case(Backend::postgres().await; "postgres")]
+/// On Postgres, others need not wait for the transaction of a copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_write_while_a_large_session_is_copied(backend: Backend) {
+async fn others_write_while_a_large_session_is_copied_on_sqlite() {
+    let backend = Backend::sqlite().await;
     let demo = Conversation::on(&backend).await;
-    fill_large(&demo, 12).await;
+    fill_large(&demo, 12, 0).await;
     let other = demo.session("other");
     for is_rewind in [false, true] {
         let copy = async {
@@ -520,7 +520,7 @@ async fn others_write_while_a_large_session_is_copied(backend: Backend) {
 async fn copies_contain_no_message_that_is_redacted_meanwhile(backend: Backend) {
     for round in 0..8_u64 {
         let demo = Conversation::on(&backend).await.session(&format!("demo {round}"));
-        fill_large(&demo, 5).await;
+        fill_large(&demo, 5, round).await;
         let (fork, branch) = (format!("fork {round}"), format!("branch {round}"));
         let copy = async {
             if round % 2 == 0 {
@@ -538,6 +538,8 @@ async fn copies_contain_no_message_that_is_redacted_meanwhile(backend: Backend) 
             }
             let redacted = demo.store.redact_message(&demo.tenant, &demo.session, 2, None).await;
             assert!(matches!(redacted.expect("redacted"), RedactionOutcome::Redacted(_)));
+            demo.store.remove_redacted_traces().await;
+            assert_eq!(files(&backend, &format!("1 secret {round}")), [""; 0], "round {round}");
         };
         let (copy, ()) = tokio::join!(copy, redact);
         for session in [&demo, &demo.session(copy)] {
@@ -555,7 +557,7 @@ async fn copies_contain_no_message_that_is_redacted_meanwhile(backend: Backend) 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exchanges_during_a_rewind_are_in_its_branch_or_after_it(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    fill_large(&demo, 6).await;
+    fill_large(&demo, 6, 0).await;
     let mut rewind = std::pin::pin!(demo.rewound("branch", 3));
     let mut written = Vec::new();
     let shortened = loop {
@@ -573,5 +575,29 @@ async fn exchanges_during_a_rewind_are_in_its_branch_or_after_it(backend: Backen
         let history = if said.incarnation == Some(shortened.incarnation) { &after } else { &branch };
         let place = usize::try_from(said.first_seq).expect("a position") - 1;
         assert!(history[place].json.contains(&format!("\"{text}\"")), "{}", history[place].json);
+    }
+}
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn erasure_during_a_copy_leaves_neither_branch_nor_text(backend: Backend) {
+    for round in 0..6_u64 {
+        let demo = Conversation::on(&backend).await.session(&format!("demo {round}"));
+        fill_large(&demo, 5, round).await;
+        let (store, tenant, session) = (&demo.store, &demo.tenant, &demo.session);
+        let branch = session_id(&format!("branch {round}"));
+        let rewind = store.rewind_session(tenant, session, &branch, 2, 100_000);
+        let erase = async {
+            for _ in 0..round {
+                demo.session(&format!("other {round}")).say(&["x"]).await;
+            }
+            assert!(demo.erase().await);
+            assert_eq!(files(&backend, &format!("secret {round}")), [""; 0], "round {round}");
+        };
+        let (rewound, ()) = tokio::join!(rewind, erase);
+        assert!(matches!(rewound.unwrap(), RewindOutcome::Rewound(_) | RewindOutcome::NotFound));
+        assert_eq!(demo.find().await, None);
+        assert_eq!(demo.session(branch.as_str()).find().await, None);
     }
 }

@@ -4,7 +4,7 @@ use crate::api_keys::new_key;
 use crate::conversation::{
     Conversation, counted, exchange, key, message, recorded, session_id, summary, user_id,
 };
-use crate::sql::Sql;
+use crate::sql::{Sql, files};
 use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::redaction::Redaction;
@@ -122,17 +122,6 @@ async fn fill(demo: &Conversation) -> i64 {
     demo.consolidate(before + 4, MARKER).await;
     demo.compress(before + 6, MARKER).await;
     before + SEQ
-}
-
-/// Returns the files of an SQLite database that contain the word.
-fn files(backend: &Backend, word: &str) -> Vec<String> {
-    let Backend::Sqlite(folder) = backend else { return Vec::new() };
-    let paths = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
-    let has_word = |path: &std::path::PathBuf| {
-        let bytes = std::fs::read(path).unwrap();
-        bytes.windows(word.len()).any(|window| window == word.as_bytes())
-    };
-    paths.filter(has_word).map(|path| path.display().to_string()).collect()
 }
 
 async fn marked_rows(sql: &mut Sql, word: &str) -> Vec<String> {

@@ -175,3 +175,14 @@ impl Sql {
         rows
     }
 }
+
+/// Returns the files of an SQLite database that contain the word.
+pub(crate) fn files(backend: &Backend, word: &str) -> Vec<String> {
+    let Backend::Sqlite(folder) = backend else { return Vec::new() };
+    let paths = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let has_word = |path: &std::path::PathBuf| {
+        let bytes = std::fs::read(path).unwrap();
+        memchr::memmem::find(&bytes, word.as_bytes()).is_some()
+    };
+    paths.filter(has_word).map(|path| path.display().to_string()).collect()
+}
