@@ -30,6 +30,11 @@ const POSTGRES: &[Source] = &[
     (18, "index messages", include_str!("../../migrations/postgres/0018_index_messages.sql")),
     (19, "consolidation records", include_str!("../../migrations/postgres/0019_consolidation_records.sql")),
     (21, "search pending list", include_str!("../../migrations/postgres/0021_search_pending_list.sql")),
+    (
+        22,
+        "search adaptive windows",
+        include_str!("../../migrations/postgres/0022_search_adaptive_windows.sql"),
+    ),
 ];
 
 const SQLITE: &[Source] = &[
