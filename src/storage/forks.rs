@@ -182,7 +182,7 @@ impl Store {
         };
         self.remove_entries_after(tenant, session, after_seq, max_messages).await?;
         loop {
-            let plan = self.plan_copy(tenant, session, branch, i64::MAX).await?;
+            let plan = self.plan_copy(tenant, session, branch, max_messages).await?;
             let attempt = self.within_limit(self.try_to_rewind(&plan, after_seq, max_messages)).await;
             if let Some(outcome) = self.end_copy(plan, attempt).await? {
                 return Ok(outcome);
