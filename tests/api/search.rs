@@ -98,6 +98,10 @@ async fn search_finds_the_evidence_of_questions(backend: Backend) {
             recalls.entry(category).or_default().push(seen as f64 / evidence.len() as f64);
         }
     }
+    assert!(
+        !recalls.is_empty(),
+        "the folder PRECIS_DATA has no conversations with questions; set it to the folder with their JSON files"
+    );
     #[expect(clippy::cast_precision_loss, reason = "some hundred")]
     let mean = |recalls: &[f64]| recalls.iter().sum::<f64>() / recalls.len() as f64;
     for (category, recalls) in &recalls {
@@ -106,7 +110,7 @@ async fn search_finds_the_evidence_of_questions(backend: Backend) {
     let recalls = recalls.into_values().flatten().collect::<Vec<_>>();
     let recall = mean(&recalls);
     println!("mean recall among the first ten hits: {recall:.3}, {} questions", recalls.len());
-    assert!(!recalls.is_empty() && recall >= 0.765, "{recall}");
+    assert!(recall >= 0.765, "{recall}");
 }
 
 /// Compares both stores on generated messages and queries over few words, common and rare.
