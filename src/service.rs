@@ -110,6 +110,17 @@ async fn complete_write<T: Send + 'static>(
     write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
+impl MemoryService {
+    /// Runs a write that may wait for a copy of a session in parts, on SQLite. Meanwhile, the request gives its permit to others: all of
+    /// them could wait for each other otherwise.
+    async fn without_permit<T>(&self, write: impl Future<Output = T>) -> T {
+        match *self.store {
+            Store::Sqlite(_) => capacity::current().release_except(usize::MAX, write).await,
+            Store::Postgres(_) => write.await,
+        }
+    }
+}
+
 /// Decodes a stored message.
 fn decode_message(json: String) -> Result<Message, StoreError> {
     Message::from_stored(json).map_err(invalid_message)

@@ -46,8 +46,11 @@ impl MemoryService {
         let target = new_id.unwrap_or_else(|| Uuid::new_v4().into());
         let (this, tenant, source) = (self.clone(), tenant.clone(), source.clone());
         let fork = async move {
-            let _permit = this.permit_copy(through_seq).await;
-            let outcome = this.store.fork_session(&tenant, &source, &target, through_seq).await;
+            let copy = async {
+                let _permit = this.permit_copy(through_seq).await;
+                this.store.fork_session(&tenant, &source, &target, through_seq).await
+            };
+            let outcome = this.without_permit(copy).await;
             this.index_wakeup.notify_one();
             match outcome? {
                 ForkOutcome::Forked(session) => Ok(*session),
@@ -74,8 +77,11 @@ impl MemoryService {
         }
         let (this, source) = (self.clone(), source.clone());
         let fork = async move {
-            let _permit = this.permit_copy(through_seq).await;
-            let outcome = this.store.fork_and_append(&source, through_seq, &append).await;
+            let copy = async {
+                let _permit = this.permit_copy(through_seq).await;
+                this.store.fork_and_append(&source, through_seq, &append).await
+            };
+            let outcome = this.without_permit(copy).await;
             this.index_wakeup.notify_one();
             Ok(outcome?)
         };
@@ -97,10 +103,12 @@ impl MemoryService {
         let branch = SessionId::from(Uuid::new_v4());
         let (this, tenant, id) = (self.clone(), tenant.clone(), session.clone());
         let rewind = async move {
-            let _permit = this.permit_copy(head.last_seq).await;
             let max_messages = this.config.max_fork_messages;
-            let outcome =
-                this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)).await;
+            let copy = async {
+                let _permit = this.permit_copy(head.last_seq).await;
+                this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)).await
+            };
+            let outcome = this.without_permit(copy).await;
             // The index worker leaves the session out meanwhile.
             this.index_wakeup.notify_one();
             match outcome? {

@@ -48,7 +48,7 @@ impl MemoryService {
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<(), Error> {
         let (this, tenant, user) = (self.clone(), tenant.clone(), user.clone());
         let erase = async move {
-            let erased = this.store.erase_user(&tenant, &user).await?;
+            let erased = this.without_permit(this.store.erase_user(&tenant, &user)).await?;
             this.context_cache.forget_user(&tenant, &user);
             if erased { Ok(()) } else { Err(Error::UserNotFound) }
         };

@@ -18,7 +18,8 @@ impl MemoryService {
     ) -> Result<Redaction, Error> {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let redact = async move {
-            match this.store.redact_message(&tenant, &session, seq, key.as_ref()).await? {
+            let redaction = this.store.redact_message(&tenant, &session, seq, key.as_ref());
+            match this.without_permit(redaction).await? {
                 RedactionOutcome::Redacted(affected) => {
                     for session in &affected {
                         this.context_cache.forget_session(&tenant, session);

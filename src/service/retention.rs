@@ -211,6 +211,7 @@ impl RetentionWorker {
         // An erasure that has failed, for example on a full disk. The following erasures can make room for it.
         if let Err(error) = service.store.remove_stale_imports().await {
             tracing::warn!(error = %ErrorChain(&error), "failed to remove incomplete sessions");
+            service.metrics.retention_errors.increment(1);
         }
         for tenant in service.store.tenants().await? {
             let now = self.trusted_time().await?;

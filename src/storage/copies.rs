@@ -5,7 +5,8 @@
 //! reservation, like those of an import, until the last transaction publishes it. Only one such copy runs at a time, and redactions
 //! and erasures wait for it: otherwise, they would have to find the rows of a copy that does not exist yet.
 
-use super::import::Reservation;
+use super::import::{Reservation, ReservedFor};
+use super::rows;
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, Transaction};
 use super::values::user_from_column;
 use super::{Store, StoreError};
@@ -21,11 +22,22 @@ pub(super) struct CopyPlan<'a> {
     pub(super) source: &'a SessionId,
     pub(super) target: &'a SessionId,
     /// The messages in parts of about a megabyte, on SQLite. A copy of one part has one transaction.
-    parts: Vec<RangeInclusive<i64>>,
-    /// That of the source when the parts were read.
-    incarnation: Option<Uuid>,
+    parts: Parts,
     reservation: Reservation<'a>,
     _turn: Option<MutexGuard<'a, ()>>,
+}
+
+/// The messages of a session in parts, and its incarnation when they were read.
+#[derive(Default)]
+struct Parts {
+    ranges: Vec<RangeInclusive<i64>>,
+    incarnation: Option<Uuid>,
+}
+
+impl Parts {
+    fn are_several(&self) -> bool {
+        self.ranges.len() > 1
+    }
 }
 
 /// The result of an attempt to copy a session.
@@ -154,6 +166,23 @@ impl Store {
         target: &'a SessionId,
         through_seq: i64,
     ) -> Result<CopyPlan<'a>, StoreError> {
+        let (mut parts, mut turn) = (self.parts(tenant, source, through_seq).await?, None);
+        if parts.are_several() {
+            turn = self.copy_turn().await?;
+            // The session may have changed meanwhile.
+            parts = self.parts(tenant, source, through_seq).await?;
+        }
+        let reservation = Reservation::new(tenant, target);
+        Ok(CopyPlan { tenant, source, target, parts, reservation, _turn: turn })
+    }
+
+    /// Reads the parts of a session. On Postgres, there are none.
+    async fn parts(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        through_seq: i64,
+    ) -> Result<Parts, StoreError> {
         const MAX_PART_BYTES: i64 = 1024 * 1024;
         const SELECT_PARTS: &str = "\
             SELECT min(seq) AS first_seq, max(seq) AS last_seq,
@@ -164,25 +193,31 @@ impl Store {
                     WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3
                 ) AS sizes
             ) AS sums GROUP BY place ORDER BY place";
-        let (mut parts, mut incarnation) = (Vec::new(), None);
+        let mut parts = Parts::default();
         if let Self::Sqlite(_) = self {
-            let statement = self.statement(tenant, SELECT_PARTS).bind(source.as_str());
+            let statement = self.statement(tenant, SELECT_PARTS).bind(session.as_str());
             for row in &statement.bind(through_seq).bind(MAX_PART_BYTES).read_all().await? {
-                parts.push(row.field("first_seq")?..=row.field("last_seq")?);
-                incarnation = row.field("incarnation")?;
+                parts.ranges.push(row.field("first_seq")?..=row.field("last_seq")?);
+                parts.incarnation = row.field("incarnation")?;
             }
         }
-        let turn = if parts.len() > 1 { self.copy_turn().await } else { None };
-        let reservation = Reservation::new(tenant, target);
-        Ok(CopyPlan { tenant, source, target, parts, incarnation, reservation, _turn: turn })
+        Ok(parts)
     }
 
-    /// Waits until no session is copied in parts. None is copied until the turn is dropped.
-    pub(super) async fn copy_turn(&self) -> Option<MutexGuard<'_, ()>> {
-        match self {
-            Self::Postgres(_) => None,
-            Self::Sqlite(database) => Some(database.copy_turns.lock().await),
+    /// Waits until no session is copied in parts, and removes the rows of copies that a failure or a killed process has left. No
+    /// copy begins until the turn is dropped.
+    pub(super) async fn copy_turn(&self) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
+        const SELECT_COPIES: &str = "\
+            SELECT tenant_id, session_id, import_token FROM sessions
+            WHERE import_until IS NOT NULL AND import_bound = $1";
+        let Self::Sqlite(database) = self else { return Ok(None) };
+        let turn = database.copy_turns.lock().await;
+        for row in self.global_statement(SELECT_COPIES).bind(ReservedFor::Copy as i64).read_all().await? {
+            let (tenant, session) = (rows::tenant_id(&row)?, rows::session_id(&row)?);
+            let token = row.field("import_token")?;
+            self.remove_reservation(&Reservation { tenant: &tenant, session: &session, token }).await?;
         }
+        Ok(Some(turn))
     }
 
     /// Removes what an attempt has left. Returns `None` if there must be another attempt.
@@ -191,13 +226,13 @@ impl Store {
         plan: CopyPlan<'_>,
         attempt: Result<Attempt<T>, StoreError>,
     ) -> Result<Option<T>, StoreError> {
-        if plan.parts.len() > 1 && !matches!(attempt, Ok(Attempt::Committed(_))) {
-            let removed = self.using_reserve(|| self.remove_reservation(&plan.reservation)).await;
-            if let Err(error) = removed {
-                tracing::warn!(%error, "failed to remove an incomplete copy of a session; it is removed later");
-                if attempt.is_ok() {
-                    return Err(error);
-                }
+        if plan.parts.are_several()
+            && !matches!(attempt, Ok(Attempt::Committed(_)))
+            && let Err(error) = self.remove_reservation(&plan.reservation).await
+        {
+            tracing::warn!(%error, "failed to remove an incomplete copy of a session; the next copy, redaction or erasure removes it");
+            if attempt.is_ok() {
+                return Err(error);
             }
         }
         match attempt? {
@@ -216,7 +251,7 @@ impl Copy<'_> {
         store: &Store,
         mut transaction: Transaction,
     ) -> Result<Inserted, StoreError> {
-        if self.plan.parts.len() > 1 {
+        if self.plan.parts.are_several() {
             return self.insert_in_parts(store, transaction).await;
         }
         if !self.insert_session(&mut transaction, None).await? {
@@ -233,14 +268,14 @@ impl Copy<'_> {
         mut transaction: Transaction,
     ) -> Result<Inserted, StoreError> {
         let CopyPlan { tenant, ref parts, ref reservation, .. } = *self.plan;
-        if self.plan.incarnation != Some(self.source_state.incarnation) {
+        if parts.incarnation != Some(self.source_state.incarnation) {
             return Ok(Inserted::SourceChanged);
         }
-        if !reservation.insert(&mut transaction, self.source_state.user.as_ref(), false).await? {
+        if !reservation.insert(&mut transaction, self.source_state.user.as_ref(), ReservedFor::Copy).await? {
             return Ok(Inserted::Exists);
         }
         transaction.commit().await?;
-        for part in parts {
+        for part in &parts.ranges {
             let mut transaction = store.begin(tenant).await?;
             let is_same = self.read_unchanged_source(&mut transaction).await?.is_some();
             if !is_same || !reservation.renew(&mut transaction).await? {
@@ -254,12 +289,12 @@ impl Copy<'_> {
             return Ok(Inserted::SourceChanged);
         };
         if self.kind == ForkKind::Rewind {
-            // A branch has what was appended meanwhile.
-            let copied = parts.last().map_or(0, |part| *part.end());
             self.through_seq = source.last_seq;
             self.source_state = source;
-            self.copy_messages(&mut transaction, copied + 1..=self.through_seq).await?;
         }
+        // What was appended after the parts had been read.
+        let copied = parts.ranges.last().map_or(0, |part| *part.end());
+        self.copy_messages(&mut transaction, copied + 1..=self.through_seq).await?;
         if !self.insert_session(&mut transaction, Some(reservation.token)).await? {
             return Ok(Inserted::SourceChanged);
         }

@@ -111,7 +111,7 @@ impl Store {
             return Ok(self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await? > 0);
         }
         let hide = async || {
-            let _turn = self.copy_turn().await;
+            let _turn = self.copy_turn().await?;
             let mut transaction = self.begin(tenant).await?;
             let statement = transaction.statement(HIDE_SESSION).bind(tenant.as_str()).bind(session.as_str());
             let hidden = statement.read_all().await?;
@@ -156,7 +156,7 @@ impl Store {
         }
         self.delete_old_versions(tenant, user).await?;
         let hide = async || {
-            let _turn = self.copy_turn().await;
+            let _turn = self.copy_turn().await?;
             let mut transaction = self.begin(tenant).await?;
             let mut deleted = 0;
             for sql in DELETE_FROM_USER {

@@ -44,10 +44,19 @@ pub enum ImportOutcome {
     Erased,
 }
 
+/// The reason of a reservation: the column `import_bound`.
+#[derive(Clone, Copy)]
+pub(super) enum ReservedFor {
+    Import = 0,
+    /// The session was bound to its user before.
+    ImportOfBound = 1,
+    Copy = 2,
+}
+
 /// The reservation of a session that is being imported or copied, on SQLite.
 pub(super) struct Reservation<'i> {
-    tenant: &'i TenantId,
-    session: &'i SessionId,
+    pub(super) tenant: &'i TenantId,
+    pub(super) session: &'i SessionId,
     pub(super) token: Uuid,
 }
 
@@ -108,7 +117,8 @@ impl Store {
             return Ok(ImportOutcome::Exists);
         }
         let user = user.or(bound.as_ref()).or(default_user);
-        if !reservation.insert(&mut transaction, user, bound.is_some()).await? {
+        let reason = if bound.is_some() { ReservedFor::ImportOfBound } else { ReservedFor::Import };
+        if !reservation.insert(&mut transaction, user, reason).await? {
             return Ok(ImportOutcome::Exists);
         }
         let (mut row_counts, mut stored_bytes, mut cursor_tokens) = ((0, 0), 0, 0);
@@ -249,7 +259,7 @@ impl<'i> Reservation<'i> {
         &self,
         transaction: &mut Transaction,
         user: Option<&UserId>,
-        is_bound: bool,
+        reason: ReservedFor,
     ) -> Result<bool, StoreError> {
         const INSERT_RESERVATION: Sql = Sql {
             postgres:
@@ -266,7 +276,7 @@ impl<'i> Reservation<'i> {
         let statement = transaction.statement(INSERT_RESERVATION).bind(self.tenant.as_str());
         let mut statement = statement.bind(self.session.as_str()).bind(user_column(user));
         if let Statement::Sqlite { .. } = statement {
-            statement = statement.bind(self.token).bind(i64::from(is_bound)).bind(RESERVATION_MICROS);
+            statement = statement.bind(self.token).bind(reason as i64).bind(RESERVATION_MICROS);
         }
         Ok(statement.bind_now().execute().await? > 0)
     }

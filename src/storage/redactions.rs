@@ -69,7 +69,7 @@ impl Store {
                 WHERE tenant_id = $1 AND session_id = $2 AND seq = $3",
         };
         let redact = async || {
-            let _turn = self.copy_turn().await;
+            let _turn = self.copy_turn().await?;
             let mut transaction = self.begin(tenant).await?;
             let Some((last_seq, sessions)) = lock_lineage(&mut transaction, tenant, session).await? else {
                 return Ok(RedactionOutcome::SessionNotFound);

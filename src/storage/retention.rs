@@ -357,7 +357,7 @@ impl Store {
             return Ok(statement.execute().await? > 0);
         }
         let hide = async || {
-            let _turn = self.copy_turn().await;
+            let _turn = self.copy_turn().await?;
             let mut transaction = self.begin(tenant).await?;
             let statement = transaction.statement(HIDE_EXPIRED_SESSION).bind(tenant.as_str());
             let statement = statement.bind(session.as_str()).bind(DbTime(now)).bind(period);

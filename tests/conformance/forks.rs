@@ -601,3 +601,60 @@ async fn erasure_during_a_copy_leaves_neither_branch_nor_text(backend: Backend) 
         assert_eq!(demo.session(branch.as_str()).find().await, None);
     }
 }
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fork_past_the_end_is_complete_or_rejected(backend: Backend) {
+    for round in 0..6_u64 {
+        let demo = Conversation::on(&backend).await.session(&format!("demo {round}"));
+        let other = demo.session(&format!("other {round}"));
+        fill_large(&demo, 3, round).await;
+        fill_large(&other, 3, round).await;
+        let append = async {
+            for _ in 0..round {
+                demo.session("small").say(&["x"]).await;
+            }
+            demo.say(&["appended"]).await;
+        };
+        let (fork, copy) = (format!("fork {round}"), format!("copy {round}"));
+        let (_, forked, ()) = tokio::join!(other.fork(&copy, 3), demo.fork(&fork, 4), append);
+        match forked {
+            ForkOutcome::Forked(_) => {
+                assert_eq!(demo.session(&fork).history().await, demo.history().await, "round {round}");
+            }
+            outcome => assert_eq!(outcome, ForkOutcome::AfterEnd { last_seq: 3 }),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redaction_and_erasure_remove_what_a_dead_copy_has_left_on_sqlite() {
+    let backend = Backend::sqlite().await;
+    for is_erasure in [false, true] {
+        let round = u64::from(is_erasure);
+        let demo = Conversation::on(&backend).await.session(&format!("demo {round}"));
+        fill_large(&demo, 10, round).await;
+        let count = "SELECT CAST(count(*) AS text) FROM messages WHERE session_id = 'dead'";
+        let mut sql = Sql::on(&backend).await;
+        let begun = async {
+            while sql.texts(count).await == ["0"] {
+                demo.session("other").say(&["x"]).await;
+            }
+        };
+        tokio::select! {
+            () = begun => {}
+            outcome = demo.fork("dead", 10) => panic!("not a copy in parts: {outcome:?}"),
+        }
+        if is_erasure {
+            assert!(demo.erase().await);
+        } else {
+            let redacted = demo.store.redact_message(&demo.tenant, &demo.session, 1, None).await;
+            assert!(matches!(redacted.expect("redacted"), RedactionOutcome::Redacted(_)));
+            demo.store.remove_redacted_traces().await;
+        }
+        assert_eq!(sql.texts(count).await, ["0"]);
+        drop(sql);
+        assert_eq!(files(&backend, &format!("0 secret {round}")), [""; 0]);
+    }
+}

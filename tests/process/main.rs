@@ -11,6 +11,7 @@ mod documented_commands;
 mod first_run;
 mod image;
 mod keys;
+mod large_copies;
 mod large_erasures;
 mod large_imports;
 mod logs;
