@@ -186,8 +186,8 @@ struct Run {
 /// Returns the tables of which a call reads more if they are larger.
 fn growth(few: &Run, many: &Run) -> Vec<String> {
     let pairs = few.reads.iter().map(|(table, few)| (table, few, many.reads[table]));
-    // A larger table may need one more level of an index.
-    let growing = pairs.filter(|(_, few, many)| *many > *few * 3 / 2 + 10);
+    // A larger table may need one more level of an index, and the smaller one may have been pruned of deleted rows.
+    let growing = pairs.filter(|(_, few, many)| *many > *few * 2 + 10);
     growing
         .map(|(table, few, many)| format!("{table}: {many} reads, but {few} with a quarter of the rows"))
         .collect()
