@@ -1,7 +1,8 @@
 -- The function of migration 12, except for the windows. They had fixed sizes, so that a lookup read up to four times as many rows as it
 -- returned. Now a window is as large as the rows of the earlier ones suggest, between a quarter of all of them and ten times as large. A
 -- large window has keys of 32,768 ids, and of 2048 ids for its newest part. GIN compares each row with all keys, so a window has at most
--- 320 buckets. After so many, a word of which they have few rows is looked up without keys.
+-- 320 buckets. A word of which the newest 160 or more have few rows is then looked up without keys, which takes a tenth less time among a
+-- million messages, except in a short range of times.
 CREATE OR REPLACE FUNCTION newest_matches(
     of_tenant text, queries text[], of_session text, since timestamptz, until timestamptz, max_matches bigint)
     RETURNS TABLE (place bigint, ids bigint[], sessions text[], seqs bigint[], times timestamptz[])
@@ -34,7 +35,8 @@ BEGIN
         wanted := 2;
         WHILE last_bucket >= oldest_bucket AND cardinality(ids) < max_matches LOOP
             compares_rows := searched = 0 AND strpos(queries[number], ':*') > 0;
-            IF wanted > 320 AND searched >= 320 AND last_bucket + 1 - oldest_bucket > 320 THEN
+            IF wanted > 320 AND searched >= 160
+                AND ((since IS NULL AND until IS NULL) OR last_bucket + 1 - oldest_bucket > 320) THEN
                 first_bucket := oldest_bucket;
                 condition := matching;
             ELSE
