@@ -183,11 +183,13 @@ struct Run {
     reads: BTreeMap<String, i64>,
 }
 
-/// Returns the tables of which a call reads more if they are larger.
-fn growth(few: &Run, many: &Run) -> Vec<String> {
+/// A larger table may need one more level of an index.
+const MAX_PERCENT: i64 = 150;
+
+/// Returns the tables of which a call reads more than `max_percent` if they are larger.
+fn growth(few: &Run, many: &Run, max_percent: i64) -> Vec<String> {
     let pairs = few.reads.iter().map(|(table, few)| (table, few, many.reads[table]));
-    // A larger table may need one more level of an index, and the smaller one may have been pruned of deleted rows.
-    let growing = pairs.filter(|(_, few, many)| *many > *few * 2 + 10);
+    let growing = pairs.filter(|(_, few, many)| *many > *few * max_percent / 100 + 10);
     growing
         .map(|(table, few, many)| format!("{table}: {many} reads, but {few} with a quarter of the rows"))
         .collect()
@@ -212,8 +214,11 @@ async fn assert_reads_do_not_grow(mut few: Measured, mut many: Measured) {
             let (of_few, of_many) = (few.connect().await, many.connect().await);
             let (of_few, of_many) = (few.run(of_few, what).await, many.run(of_many, what).await);
             assert_eq!((of_few.found, of_many.found), (expected, expected), "{what}");
-            failures
-                .extend(growth(&of_few, &of_many).iter().map(|growth| format!("{what}, {mode}: {growth}")));
+            failures.extend(
+                growth(&of_few, &of_many, MAX_PERCENT)
+                    .iter()
+                    .map(|growth| format!("{what}, {mode}: {growth}")),
+            );
         }
     }
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
@@ -222,6 +227,8 @@ async fn assert_reads_do_not_grow(mut few: Measured, mut many: Measured) {
 /// A connection keeps the plans that it made while the tables were empty.
 #[tokio::test]
 async fn reads_by_plans_for_empty_tables_on_postgres_do_not_grow() {
+    /// One of the tables may have been pruned of deleted rows, and the other one not yet.
+    const MAX_PERCENT_AFTER_DELETION: i64 = 200;
     /// Deletes what the calls have stored, without making connections forget their plans.
     const EMPTY: &str = "DELETE FROM sessions; DELETE FROM memories; DELETE FROM token_usage; DELETE FROM api_keys; DELETE FROM retention_rules";
     let mut measured = [Measured::empty(FEW).await, Measured::empty(MANY).await];
@@ -246,7 +253,9 @@ async fn reads_by_plans_for_empty_tables_on_postgres_do_not_grow() {
         runs.push(of_calls);
     }
     let failures = runs[0].iter().zip(&runs[1]).flat_map(|((what, few), (_, many))| {
-        growth(few, many).into_iter().map(move |growth| format!("{what}: {growth}"))
+        growth(few, many, MAX_PERCENT_AFTER_DELETION)
+            .into_iter()
+            .map(move |growth| format!("{what}: {growth}"))
     });
     let failures: Vec<_> = failures.collect();
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
@@ -307,7 +316,7 @@ async fn reads_on_postgres_grow_without_an_index() {
         }
         let (of_few, of_many) = (few.connect().await, many.connect().await);
         let (of_few, of_many) = (few.run(of_few, what).await, many.run(of_many, what).await);
-        if growth(&of_few, &of_many).is_empty() {
+        if growth(&of_few, &of_many, MAX_PERCENT).is_empty() {
             unnoticed.push(format!("{what} without {index}"));
         }
     }
