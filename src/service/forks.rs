@@ -4,7 +4,6 @@ use super::{Error, MemoryService, complete_write, to_i64};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::session::Session;
 use crate::storage::{AppendRequest, ForkAppendOutcome, ForkOutcome, RewindOutcome};
-use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
 
 /// Copies of more messages wait for each other, so that they take neither all connections of Postgres nor most of the time of the
@@ -46,11 +45,8 @@ impl MemoryService {
         let target = new_id.unwrap_or_else(|| Uuid::new_v4().into());
         let (this, tenant, source) = (self.clone(), tenant.clone(), source.clone());
         let fork = async move {
-            let copy = async {
-                let _permit = this.permit_copy(through_seq).await;
-                this.store.fork_session(&tenant, &source, &target, through_seq).await
-            };
-            let outcome = this.without_permit(copy).await;
+            let copy = Box::pin(this.store.fork_session(&tenant, &source, &target, through_seq));
+            let outcome = this.run_copy(through_seq, copy).await;
             this.index_wakeup.notify_one();
             match outcome? {
                 ForkOutcome::Forked(session) => Ok(*session),
@@ -77,11 +73,8 @@ impl MemoryService {
         }
         let (this, source) = (self.clone(), source.clone());
         let fork = async move {
-            let copy = async {
-                let _permit = this.permit_copy(through_seq).await;
-                this.store.fork_and_append(&source, through_seq, &append).await
-            };
-            let outcome = this.without_permit(copy).await;
+            let copy = Box::pin(this.store.fork_and_append(&source, through_seq, &append));
+            let outcome = this.run_copy(through_seq, copy).await;
             this.index_wakeup.notify_one();
             Ok(outcome?)
         };
@@ -104,11 +97,9 @@ impl MemoryService {
         let (this, tenant, id) = (self.clone(), tenant.clone(), session.clone());
         let rewind = async move {
             let max_messages = this.config.max_fork_messages;
-            let copy = async {
-                let _permit = this.permit_copy(head.last_seq).await;
-                this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)).await
-            };
-            let outcome = this.without_permit(copy).await;
+            let copy =
+                Box::pin(this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)));
+            let outcome = this.run_copy(head.last_seq, copy).await;
             // The index worker leaves the session out meanwhile.
             this.index_wakeup.notify_one();
             match outcome? {
@@ -129,8 +120,13 @@ impl MemoryService {
         complete_write(rewind).await
     }
 
-    /// Waits until a copy of this size may start. Small copies start at once.
-    async fn permit_copy(&self, messages: i64) -> Option<SemaphorePermit<'_>> {
-        if messages > LARGE_COPY_MESSAGES { self.large_copies.acquire().await.ok() } else { None }
+    /// Runs a copy of this size. Large copies wait for each other first.
+    async fn run_copy<T>(&self, messages: i64, copy: impl Future<Output = T>) -> T {
+        let in_turn = async {
+            let _permit =
+                if messages > LARGE_COPY_MESSAGES { self.large_copies.acquire().await.ok() } else { None };
+            copy.await
+        };
+        self.without_permit(in_turn).await
     }
 }

@@ -292,7 +292,7 @@ impl Copy<'_> {
             self.through_seq = source.last_seq;
             self.source_state = source;
         }
-        // What was appended after the parts had been read.
+        // Messages that were appended after the parts had been read.
         let copied = parts.ranges.last().map_or(0, |part| *part.end());
         self.copy_messages(&mut transaction, copied + 1..=self.through_seq).await?;
         if !self.insert_session(&mut transaction, Some(reservation.token)).await? {

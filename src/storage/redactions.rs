@@ -1,9 +1,8 @@
 //! Redaction of a message, in one transaction with all of its copies.
 //!
 //! Forks and rewinds copy messages. A redaction waits for copies in parts (see [`super::copies`]), and locks the sessions of a
-//! lineage first, so that no further copy is made. The message
-//! is redacted in each of them that has the same one: the same `seq`, time and JSON. After a rewind, a session may have another
-//! message with that `seq`.
+//! lineage first, so that no further copy is made. The message is redacted in each of them that has the same one: the same `seq`,
+//! time and JSON. After a rewind, a session may have another message with that `seq`.
 //!
 //! A summary contains a message, or what a model made of it, if its cursor is at or after the message. So these revisions lose
 //! their texts, and the session continues from the last one before the message.

@@ -230,7 +230,9 @@ impl MessageList {
             match piece {
                 Piece::Text(text) => list.pieces.push(text.into()),
                 Piece::Stored(messages) => {
-                    list.pieces.extend(tail.into_iter().flat_map(|tail| tail.list_part(messages.clone())));
+                    if let Some(tail) = tail {
+                        list.pieces.extend(tail.list_part(messages));
+                    }
                 }
             }
         }
