@@ -108,7 +108,7 @@ section! {
         /// Messages that one context contains verbatim; at least `max_message_bytes`.
         max_context_bytes: usize = 32 * 1024 * 1024,
         /// 0 disables the cache.
-        max_context_cache_bytes: usize = 40 * 1024 * 1024,
+        max_context_cache_bytes: usize = 36 * 1024 * 1024,
     }
 }
 
