@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sqlx::Row as _;
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use time::OffsetDateTime;
 
@@ -142,27 +143,24 @@ pub(super) struct Span<'a> {
 /// Spans are one JSON text. Their bounds are columns, because row-level security prevents index conditions on computed values.
 /// Messages beyond the size limit are not read, because both databases know the length of a text without reading it.
 macro_rules! read_spans {
-    ($elements:literal, $id:literal, $lateral:literal, $fence:literal, $message:literal) => {
+    ($elements:literal, $lateral:literal, $fence:literal, $columns:literal, $message:literal) => {
         concat!(
             "WITH spans AS MATERIALIZED (
                 SELECT coalesce($1, value ->> 1) AS tenant_id, value ->> 2 AS session_id,
                     CAST(value ->> 0 AS bigint) AS place, CAST(value ->> 3 AS bigint) AS origin,
                     CAST(value ->> 4 AS bigint) AS first_seq, CAST(value ->> 5 AS bigint) AS last_seq
                 FROM ", $elements, "
-            ), found AS MATERIALIZED (
-                SELECT w.tenant_id, w.session_id, m.seq, ", $id, " AS id, max(octet_length(m.message)) AS bytes,
-                    min((w.place << 32) + abs(m.seq - w.origin)) AS place
+            ), found AS (
+                SELECT (w.place << 32) + abs(m.seq - w.origin) AS place, octet_length(m.message) AS bytes, ", $columns, "
                 FROM spans AS w CROSS JOIN ", $lateral, " messages AS m
                 WHERE m.tenant_id = w.tenant_id AND m.session_id = w.session_id AND m.seq >= w.first_seq
-                    AND m.seq <= w.last_seq ", $fence, "
-                GROUP BY w.tenant_id, w.session_id, m.seq
+                    AND m.seq <= w.last_seq ", $fence, " ($5 IS NULL OR $5 = (
+                        SELECT user_id FROM sessions AS s
+                        WHERE s.tenant_id = w.tenant_id AND s.session_id = w.session_id
+                    ))
             ), kept AS MATERIALIZED (
                 SELECT * FROM (
-                    SELECT *, sum(bytes) OVER (ORDER BY bytes > $4, place) - bytes AS before FROM found AS f
-                    WHERE $5 IS NULL OR $5 = (
-                        SELECT user_id FROM sessions AS s
-                        WHERE s.tenant_id = f.tenant_id AND s.session_id = f.session_id
-                    )
+                    SELECT *, sum(bytes) OVER (ORDER BY bytes > $4, place) - bytes AS before FROM found
                 ) AS sized WHERE before < $3
             )",
             $message
@@ -170,26 +168,22 @@ macro_rules! read_spans {
     };
 }
 
-/// On Postgres, `OFFSET 0` forces an index scan for each span, whatever number of rows the planner expects. On SQLite, small
-/// messages are in one row, because the driver copies each column of each row. Each message has two lines: its [`PlacedMessage`], and its
-/// JSON, which has no line breaks.
+/// On Postgres, `OFFSET 0` forces an index scan for each span, whatever number of rows the planner expects. SQLite reads the kept
+/// messages again, by `rowid`, because sorting them takes longer. There, small messages are in one row, because the driver copies each
+/// column of each row. Each message has two lines: its [`PlacedMessage`], and its JSON, which has no line breaks.
 const READ_SPANS: Sql = Sql {
     postgres: read_spans!(
         "json_array_elements(CAST($2 AS json))",
-        "NULL",
         "LATERAL (SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message FROM",
-        "OFFSET 0) AS m",
-        "SELECT w.place, m.session_id, m.seq, m.created_at, m.redaction, m.message
-        FROM kept AS w CROSS JOIN LATERAL (
-            SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message FROM messages AS m
-            WHERE m.tenant_id = w.tenant_id AND m.session_id = w.session_id AND m.seq = w.seq OFFSET 0
-        ) AS m"
+        "OFFSET 0) AS m WHERE",
+        "m.*",
+        "SELECT place, session_id, seq, created_at, redaction, message FROM kept"
     ),
     sqlite: read_spans!(
         "json_each($2)",
-        "m.rowid",
         "",
-        "",
+        "AND",
+        "m.rowid AS id",
         ", lines AS NOT MATERIALIZED (
             SELECT json_array(w.place, m.session_id, m.seq, m.created_at, m.redaction) || char(10) || m.message AS lines,
                 w.bytes > 65536 AS is_large
@@ -251,9 +245,9 @@ impl Store {
         Ok(located)
     }
 
-    /// Returns the messages at these distances from each of `refs`, without duplicates, until their JSON exceeds `max_bytes`. Those
-    /// of the first references come first, and the nearest before others, except that messages larger than 128 KiB are considered
-    /// last. With a user, only messages in sessions of the user.
+    /// Returns the messages at these distances from each of `refs`, without duplicates, until their JSON, including that of duplicates,
+    /// exceeds `max_bytes`. Those of the first references come first, and the nearest before others, except that messages larger than
+    /// 128 KiB are considered last. With a user, only messages in sessions of the user.
     pub async fn fetch_messages(
         &self,
         tenant: &TenantId,
@@ -270,7 +264,9 @@ impl Store {
             };
             distances.iter().map(span)
         });
-        let found = self.read_spans(Some(tenant), user, spans, max_bytes, LARGE_MESSAGE_BYTES).await?;
+        let mut found = self.read_spans(Some(tenant), user, spans, max_bytes, LARGE_MESSAGE_BYTES).await?;
+        let mut known = HashSet::with_capacity(found.len());
+        found.retain(|(_, session, message)| known.insert((session.clone(), message.seq)));
         Ok(found.into_iter().map(|(_, session, message)| (session, message)).collect())
     }
 
