@@ -250,7 +250,7 @@ impl Analyzer {
         initials: Initials,
         condition: impl Fn(&str, &str) -> bool,
     ) -> Vec<Token> {
-        let mut tokens = Vec::with_capacity(text.len() / 5);
+        let mut tokens = Vec::new();
         self.visit(text, initials, |occurrence| {
             let Occurrence { term, unstemmed, range, position, is_unigram } = occurrence;
             if condition(term, unstemmed) {
