@@ -78,6 +78,7 @@ pub mod redaction;
 pub mod retention;
 pub mod revision;
 pub mod search;
+pub mod sentence_bounds;
 pub mod session;
 pub mod shorten;
 pub mod skill;

@@ -6,10 +6,10 @@
 //! one message covers. A sentence with a low score is not wrong for certain: it may combine several messages, or use other words.
 
 use super::search::analyzer::{Analyzer, StopTerms, segments};
+use super::sentence_bounds::sentence_ends;
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use unicode_segmentation::UnicodeSegmentation as _;
 
 /// The score from which a sentence counts as supported.
 pub const SUPPORT_THRESHOLD: f64 = 0.3;
@@ -86,13 +86,14 @@ pub fn find(analyzer: Analyzer, summary: &str, messages: &[SourceMessage]) -> (V
 fn sentences(summary: &str) -> Vec<&str> {
     let mut sentences = Vec::new();
     for line in summary.lines() {
-        let mut start = 0;
-        for (at, part) in line.split_sentence_bound_indices() {
-            let end = at + part.len();
-            let sentence = line.get(start..end).unwrap_or_default();
-            if segments(sentence).nth(1).is_some() || end == line.len() {
-                sentences.push(sentence.trim());
-                start = end;
+        let (mut start, mut part_start, mut words) = (0, 0, 0);
+        for end in sentence_ends(line) {
+            // Only the new part, because a line can have many parts without words.
+            words += segments(line.get(part_start..end).unwrap_or_default()).take(2).count();
+            part_start = end;
+            if words > 1 || end == line.len() {
+                sentences.push(line.get(start..end).unwrap_or_default().trim());
+                (start, words) = (end, 0);
             }
         }
     }

@@ -4,7 +4,7 @@
 //! a sentence, and the end of a line always does.
 
 use crate::domain::headings::is_line_break;
-use unicode_segmentation::UnicodeSegmentation;
+use crate::domain::sentence_bounds::sentence_ends;
 
 /// Maximum length of a sentence in characters, about that of the longest sentences of edited English prose. Longer lines
 /// are usually dumps of data; they are cut at white space.
@@ -45,12 +45,12 @@ pub(super) fn split(text: &str) -> Vec<Sentence<'_>> {
 
 fn split_line(line: &str) -> Vec<&str> {
     let (mut sentences, mut begin) = (Vec::new(), 0);
-    for (start, piece) in line.split_sentence_bound_indices() {
-        let (head, rest) = line.split_at(start + piece.len());
+    for end in sentence_ends(line) {
+        let (head, rest) = line.split_at(end);
         let sentence = head.get(begin..).unwrap_or_default();
         if rest.is_empty() || is_boundary(sentence, rest) {
             sentences.push(sentence.trim());
-            begin = head.len();
+            begin = end;
         }
     }
     sentences
