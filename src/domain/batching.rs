@@ -21,12 +21,14 @@ pub fn batch_end(sizes: &[usize], ends: &[usize], capacity: usize) -> Option<usi
 }
 
 /// Divides the lines, in order, into groups of at most `capacity` tokens. A line that is too large is split. The groups
-/// contain the complete text; only the short forms of tool calls are dropped if they are too large on their own.
+/// contain the complete text, except parts of white space, which a model could not summarise. The short forms of tool calls are
+/// dropped if they are too large on their own. There is no group if nothing is left.
 pub fn split_to_fit(lines: Vec<TranscriptLine>, capacity: usize) -> Vec<Vec<TranscriptLine>> {
     let mut groups = Vec::new();
     let mut group = Vec::new();
     let (mut filled, mut times) = (0, TimeLines::default());
-    for line in lines.into_iter().flat_map(|line| split_line(line, capacity)) {
+    let lines = lines.into_iter().flat_map(|line| split_line(line, capacity));
+    for line in lines.filter(|line| !line.entry.is_empty()) {
         let mut tokens = times.tokens_with(&line);
         if filled + tokens > capacity && !group.is_empty() {
             groups.push(std::mem::take(&mut group));
@@ -36,7 +38,7 @@ pub fn split_to_fit(lines: Vec<TranscriptLine>, capacity: usize) -> Vec<Vec<Tran
         filled += tokens;
         group.push(line);
     }
-    groups.push(group);
+    groups.extend(Some(group).filter(|group| !group.is_empty()));
     groups
 }
 
@@ -105,5 +107,17 @@ mod tests {
         let groups = split_to_fit(vec![TranscriptEntry { calls, ..entry("text") }.into()], 100);
         assert_eq!(groups.len(), 1);
         assert_eq!(groups[0][0].entry, entry("text"));
+    }
+
+    #[test]
+    fn parts_without_text_are_left_out() {
+        let blank = "\n".repeat(20_000);
+        let calls = vec!["call(argument)".repeat(30); 40];
+        let lines = [entry(&format!("before{blank}after")), TranscriptEntry { calls, ..entry(" ") }];
+        let groups = split_to_fit(lines.map(TranscriptLine::from).into(), 100);
+        assert!(groups.iter().flatten().all(|line| !line.entry.is_empty()));
+        let text: String = groups.iter().flatten().map(|line| line.entry.text.trim()).collect();
+        assert_eq!(text, "beforeafter");
+        assert_eq!(split_to_fit(vec![entry(&blank).into()], 100).len(), 0);
     }
 }
