@@ -1,12 +1,13 @@
 //! Erasure of sessions and users.
 //!
-//! On Postgres, an erasure is one statement, for which only writers of the same session wait. SQLite has one writer, and removing
+//! On Postgres, an erasure is one transaction, for which only writers of the same sessions wait. SQLite has one writer, and removing
 //! an entry from the full-text index takes about two milliseconds, because FTS5 rewrites a page for each term of it. So there, an
 //! erasure first hides the sessions, in one short transaction: a hidden session has no history, summary, user or metadata any
 //! more, and its id is reserved, as that of an import that was abandoned. Then the rows of the hidden sessions are deleted in
 //! small transactions, between which others write, and finally the reservations. If the process dies meanwhile, the next start
 //! continues, and so does a request that writes to the session.
 
+use super::pool::retry_on_deadlock;
 use super::rows;
 use super::statement::{AnyRow, DbRow as _, Transaction};
 use super::values::to_i64;
@@ -108,7 +109,9 @@ impl Store {
             "SELECT $2 WHERE EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2)"
         );
         if let Self::Postgres(_) = self {
-            return Ok(self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await? > 0);
+            let erase =
+                async || self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await;
+            return Ok(retry_on_deadlock(erase).await? > 0);
         }
         let hide = async || {
             let _turn = self.copy_turn().await?;
@@ -133,16 +136,6 @@ impl Store {
     /// Erases the memory document of a user, its versions, all sessions and the retention of the user. Returns `false` if there
     /// was nothing. A user of SQLite with very many sessions is erased in several transactions.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
-        const DELETE_USER: &str = "\
-            WITH deleted_memory AS (
-                DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
-            ), deleted_sessions AS (
-                DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
-            ), deleted_rule AS (
-                DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
-            )
-            SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)
-                OR EXISTS (SELECT FROM deleted_rule)";
         const HIDE_SESSIONS: &str = hide_with_branches!(
             "SELECT * FROM (SELECT session_id FROM sessions WHERE tenant_id = $1 AND user_id = $2 LIMIT $3)"
         );
@@ -151,8 +144,12 @@ impl Store {
             "DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2",
         ];
         if let Self::Postgres(_) = self {
-            let statement = self.statement(tenant, DELETE_USER).bind(user.as_str());
-            return Ok(statement.write_returning().await?.is_some());
+            loop {
+                let erase = || self.within_limit(self.try_to_erase_user(tenant, user));
+                if let Some(was_known) = retry_on_deadlock(erase).await? {
+                    return Ok(was_known);
+                }
+            }
         }
         self.delete_old_versions(tenant, user).await?;
         let hide = async || {
@@ -181,6 +178,48 @@ impl Store {
             self.remove_erased(tenant, &hidden).await?;
         }
         Ok(was_known)
+    }
+
+    /// Erases a user on Postgres. Returns `None`, and erases nothing, if a session of the user was added meanwhile, as by a fork that
+    /// had locked its source before: to lock that session now could cause a deadlock.
+    async fn try_to_erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<Option<bool>, StoreError> {
+        macro_rules! count_sessions {
+            ($lock:literal) => {
+                concat!(
+                    "SELECT count(*) AS sessions FROM (
+                        SELECT 1 FROM sessions WHERE tenant_id = $1 AND user_id = $2",
+                    $lock,
+                    ") AS found"
+                )
+            };
+        }
+        /// In the order in which exchanges lock sessions. A session that is locked cannot be forked.
+        const LOCK_SESSIONS: &str = count_sessions!(" ORDER BY session_id FOR UPDATE");
+        const COUNT_SESSIONS: &str = count_sessions!("");
+        const DELETE_USER: &str = "\
+            WITH deleted_memory AS (
+                DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+            ), deleted_sessions AS (
+                DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+            ), deleted_rule AS (
+                DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+            )
+            SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)
+                OR EXISTS (SELECT FROM deleted_rule)";
+        let mut transaction = self.begin(tenant).await?;
+        let mut counts = [0_i64; 2];
+        for (count, sql) in counts.iter_mut().zip([LOCK_SESSIONS, COUNT_SESSIONS]) {
+            let statement = transaction.statement(sql).bind(tenant.as_str()).bind(user.as_str());
+            *count = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?.field("sessions")?;
+        }
+        let [locked, found] = counts;
+        if locked != found {
+            return Ok(None);
+        }
+        let statement = transaction.statement(DELETE_USER).bind(tenant.as_str()).bind(user.as_str());
+        let was_known = statement.read().await?.is_some();
+        transaction.commit().await?;
+        Ok(Some(was_known))
     }
 
     /// Deletes all versions of a memory document except the last ones, a few at a time.

@@ -40,6 +40,12 @@ impl StoreError {
         move |why| Self::Corrupt { what, why: why.to_string() }
     }
 
+    /// Returns `true` if Postgres has ended the transaction to resolve a deadlock.
+    pub(super) fn is_deadlock(&self) -> bool {
+        let Self::Unavailable(sqlx::Error::Database(error)) = self else { return false };
+        error.code().is_some_and(|code| code == postgres::DEADLOCK_DETECTED)
+    }
+
     /// Returns `true` if SQLite has no space on its disk.
     pub(super) fn is_disk_full(&self) -> bool {
         let Self::Unavailable(sqlx::Error::Database(error)) = self else { return false };

@@ -272,6 +272,22 @@ where
     operation().await
 }
 
+/// Runs a transaction, and runs it again if Postgres has ended it to resolve a deadlock.
+pub(super) async fn retry_on_deadlock<T, F>(transaction: impl Fn() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    for _ in 1..MAX_ATTEMPTS {
+        match transaction().await {
+            Err(error) if error.is_deadlock() => {
+                tracing::info!(%error, "a transaction was ended by a deadlock; repeating it");
+            }
+            result => return result,
+        }
+    }
+    transaction().await
+}
+
 impl<'p> Executor<'p> for &'_ Connections {
     type Database = Postgres;
 

@@ -369,6 +369,9 @@ fn timed_out(limit: std::time::Duration) -> sqlx::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into()
 }
 
+/// The code of the error that ends a transaction to resolve a deadlock.
+pub(super) const DEADLOCK_DETECTED: &str = "40P01";
+
 /// Returns `true` if a retry may succeed: the error is of class 57 (shutting down, cancelled), 53 (out of resources such as
 /// disk space), 08 (connection) or 40 (transaction rollback), or is 25006 (read-only server) or 25P03 (idle in transaction
 /// for too long).

@@ -7,9 +7,10 @@
 //! A summary contains a message, or what a model made of it, if its cursor is at or after the message. So these revisions lose
 //! their texts, and the session continues from the last one before the message.
 
+use super::pool::retry_on_deadlock;
 use super::rows::{self, json_column, redaction_mark};
 use super::statement::{DbRow as _, Sql, Statement, Transaction};
-use super::values::DbTime;
+use super::values::{DbTime, to_i64};
 use super::{Store, StoreError};
 use crate::blocking;
 use crate::domain::api_key::KeyId;
@@ -70,31 +71,35 @@ impl Store {
         let redact = async || {
             let _turn = self.copy_turn().await?;
             let mut transaction = self.begin(tenant).await?;
-            let Some((last_seq, sessions)) = lock_lineage(&mut transaction, tenant, session).await? else {
-                return Ok(RedactionOutcome::SessionNotFound);
+            let (last_seq, sessions) = match lock_lineage(&mut transaction, tenant, session).await? {
+                Lineage::NotFound => return Ok(Some(RedactionOutcome::SessionNotFound)),
+                Lineage::Locked { last_seq, sessions } => (last_seq, sessions),
+                Lineage::Changed => return Ok(None),
             };
             let statement = transaction.statement(SELECT_MESSAGE_TO_REDACT).bind(tenant.as_str());
             let Some(row) = statement.bind(session.as_str()).bind(seq).bind_now().read().await? else {
-                return Ok(RedactionOutcome::MessageNotFound { last_seq });
+                return Ok(Some(RedactionOutcome::MessageNotFound { last_seq }));
             };
             if row.field::<Option<&str>>("redaction")?.is_some() {
-                return Ok(RedactionOutcome::Unchanged);
+                return Ok(Some(RedactionOutcome::Unchanged));
             }
             let affected = copies(&mut transaction, tenant, session, seq, sessions).await?;
             let (json, tokens) = redacted(row.field("message")?).await?;
-            let copies = i64::try_from(affected.len()).unwrap_or(i64::MAX) - 1;
+            let copies = to_i64(affected.len()) - 1;
             let mark = RedactionMark::new(row.time("now")?, key, copies);
             let removal = Removal { tenant, seq, json, tokens, tokens_before: row.field("tokens")?, mark };
             for session in &affected {
                 removal.apply(&mut transaction, session).await?;
             }
             transaction.commit().await?;
-            Ok(RedactionOutcome::Redacted(affected))
+            Ok(Some(RedactionOutcome::Redacted(affected)))
         };
         loop {
-            match self.within_limit(redact()).await {
+            match retry_on_deadlock(|| self.within_limit(redact())).await {
                 Err(error) if self.makes_room(&error) => {}
-                outcome => return outcome,
+                Ok(None) => {}
+                Ok(Some(outcome)) => return Ok(outcome),
+                Err(error) => return Err(error),
             }
         }
     }
@@ -160,12 +165,25 @@ impl Store {
     }
 }
 
-/// Locks a session and all sessions of its lineage. Returns its last message, and the sessions; `None` if it does not exist.
+/// The result of [`lock_lineage`].
+enum Lineage {
+    NotFound,
+    /// The last message of the session, and all sessions of the lineage.
+    Locked {
+        last_seq: i64,
+        sessions: Vec<SessionId>,
+    },
+    /// A fork that began before its source was locked has added a session. To lock it now could cause a deadlock, so the transaction
+    /// must begin anew.
+    Changed,
+}
+
+/// Locks a session and all sessions of its lineage. No session can be forked while it is locked.
 async fn lock_lineage(
     transaction: &mut Transaction,
     tenant: &TenantId,
     session: &SessionId,
-) -> Result<Option<(i64, Vec<SessionId>)>, StoreError> {
+) -> Result<Lineage, StoreError> {
     const SELECT_LINEAGE: &str = "\
         SELECT lineage, last_seq FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
     const LOCK_SESSION: Sql = Sql {
@@ -179,24 +197,30 @@ async fn lock_lineage(
         // The plus keeps SQLite from reading all sessions of the tenant by the index that is sorted.
         sqlite: "SELECT session_id FROM sessions WHERE tenant_id = $1 AND lineage = $2 ORDER BY +session_id",
     };
-    let mut locked = Vec::new();
-    // A fork that began before its source was locked may have added a session: then that must be locked, too. No session can
-    // be forked while it is locked.
-    loop {
-        let statement = transaction.statement(SELECT_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
-        let Some(row) = statement.read().await? else { return Ok(None) };
-        let last_seq = row.field("last_seq")?;
-        let statement = match row.field::<Option<Uuid>>("lineage")? {
-            Some(lineage) => transaction.statement(LOCK_LINEAGE).bind(tenant.as_str()).bind(lineage),
-            None => transaction.statement(LOCK_SESSION).bind(tenant.as_str()).bind(session.as_str()),
-        };
-        let rows = statement.read_all().await?;
-        let found = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
-        if found == locked {
-            return Ok(Some((last_seq, locked)));
+    const COUNT_LINEAGE: &str =
+        "SELECT count(*) AS sessions FROM sessions WHERE tenant_id = $1 AND lineage = $2";
+    let mut lineage = transaction.statement(SELECT_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
+    let Some(before) = lineage.read().await? else { return Ok(Lineage::NotFound) };
+    let statement = match before.field::<Option<Uuid>>("lineage")? {
+        Some(lineage) => transaction.statement(LOCK_LINEAGE).bind(tenant.as_str()).bind(lineage),
+        None => transaction.statement(LOCK_SESSION).bind(tenant.as_str()).bind(session.as_str()),
+    };
+    let rows = statement.read_all().await?;
+    let sessions = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
+    // The state of the session as of now: it may have been erased, or have got its lineage, before it was locked.
+    lineage = transaction.statement(SELECT_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
+    let Some(row) = lineage.read().await? else { return Ok(Lineage::NotFound) };
+    let known = match row.field::<Option<Uuid>>("lineage")? {
+        Some(lineage) => {
+            let statement = transaction.statement(COUNT_LINEAGE).bind(tenant.as_str()).bind(lineage);
+            statement.read().await?.ok_or(sqlx::Error::RowNotFound)?.field("sessions")?
         }
-        locked = found;
+        None => 1,
+    };
+    if !sessions.contains(session) || known != to_i64(sessions.len()) {
+        return Ok(Lineage::Changed);
     }
+    Ok(Lineage::Locked { last_seq: row.field("last_seq")?, sessions })
 }
 
 /// Returns the sessions, among those of a lineage, that have the message of `session`.
@@ -224,11 +248,12 @@ async fn copies(
 
 /// Returns what remains of a message, and its tokens.
 async fn redacted(json: String) -> Result<(String, i64), StoreError> {
+    let bytes = json.len();
     let redact = move || {
         let redacted = Message::from_stored(json).and_then(|message| message.redacted()).ok()?;
         Some((redacted.json().to_owned(), tokens::count_message(&redacted)))
     };
-    let redacted = blocking::spawn_cpu(redact).await;
+    let redacted = blocking::spawn_cpu_if_large(bytes, redact).await;
     redacted.ok_or("it is not a message of the chat format").map_err(StoreError::corrupt("a message"))
 }
 
@@ -265,9 +290,12 @@ impl Removal<'_> {
                 summary_words, summary_tokens, added, created_at)
             SELECT tenant_id, session_id, revision, $4, $3, $3, cursor_seq, summary, summary_words, summary_tokens, '', $5
             FROM sessions WHERE tenant_id = $1 AND session_id = $2";
-        const SELECT_COMPRESSED_REVISIONS: &str = "\
+        /// Returns the first one after `$4`, because each contains a text of up to 1 MiB.
+        const SELECT_COMPRESSED_REVISION: &str = "\
             SELECT revision, meta FROM revisions
-            WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq >= $3 AND redacted_seq IS NULL AND meta IS NOT NULL";
+            WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq >= $3 AND redacted_seq IS NULL AND meta IS NOT NULL
+                AND revision > $4
+            ORDER BY revision LIMIT 1";
         macro_rules! empty_revisions {
             ($meta:literal, $condition:literal) => {
                 concat!(
@@ -293,12 +321,14 @@ impl Removal<'_> {
         let statement = statement.bind(RevisionKind::Redaction.as_str());
         statement.bind(DbTime(self.mark.redacted_at)).execute().await?;
         // Keeps models and costs. Not by a function of Postgres, because none of them accepts every text of JSON.
-        for row in self.statement(transaction, session, SELECT_COMPRESSED_REVISIONS).read_all().await? {
-            let Some(meta) = rows::meta(&row)? else { continue };
-            let meta = MetaConsolidation { text_before: String::new(), ..meta };
-            let statement = self.statement(transaction, session, EMPTY_COMPRESSED_REVISION);
-            let statement = statement.bind(row.field::<i64>("revision")?).bind(json_column(Some(&meta)));
-            statement.execute().await?;
+        let mut revision = 0_i64;
+        loop {
+            let statement = self.statement(transaction, session, SELECT_COMPRESSED_REVISION).bind(revision);
+            let Some(row) = statement.read().await? else { break };
+            revision = row.field("revision")?;
+            let meta = rows::meta(&row)?.map(|meta| MetaConsolidation { text_before: String::new(), ..meta });
+            let statement = self.statement(transaction, session, EMPTY_COMPRESSED_REVISION).bind(revision);
+            statement.bind(json_column(meta.as_ref())).execute().await?;
         }
         self.statement(transaction, session, EMPTY_REVISIONS).execute().await?;
         let statement = self.statement(transaction, session, EMPTY_MESSAGE).bind(self.json.as_str());

@@ -7,7 +7,7 @@ use crate::conversation::{Conversation, LONG, exchange, key, recorded, session_i
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::memory::MemoryAuthor;
-use precis::storage::{ForkOutcome, LeaseCondition, NewMemoryDocument, RewindOutcome};
+use precis::storage::{ForkOutcome, LeaseCondition, NewMemoryDocument, RedactionOutcome, RewindOutcome};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -97,6 +97,70 @@ async fn erasure_blocked_by_exchange_removes_its_messages() {
             FROM messages WHERE seq = 1";
     assert!(scene.meet(write, demo.erase()).await);
     assert_eq!(scene.other.number("SELECT count(*) FROM messages").await, 0);
+}
+
+/// A fork of the session with its first message, whose id precedes that of the session.
+const FORK: &str = "\
+    UPDATE sessions SET lineage = '00000000-0000-0000-0000-000000000001';
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+        activity_hour, lineage)
+    SELECT tenant_id, 'a fork', user_id, '{}', 1, 1, now(), now(), 0, lineage FROM sessions;
+    INSERT INTO messages SELECT tenant_id, 'a fork', seq, role, tool_call_ids, tool_result_of, tokens, message, created_at
+        FROM messages WHERE seq = 1";
+
+#[tokio::test]
+async fn erasure_of_a_user_blocked_by_a_fork_erases_the_fork() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    scene.other.run("UPDATE sessions SET user_id = 'ada'").await;
+    let erase = async || demo.store.erase_user(&demo.tenant, &user_id("ada")).await.unwrap();
+    assert!(scene.meet(FORK, erase()).await);
+    assert_eq!(scene.other.number("SELECT count(*) FROM sessions").await, 0);
+    assert!(!erase().await);
+}
+
+#[tokio::test]
+async fn redaction_blocked_by_a_fork_redacts_its_message() {
+    let mut scene = scene().await;
+    let demo = scene.demo.clone();
+    let redacted = scene.meet(FORK, demo.store.redact_message(&demo.tenant, &demo.session, 1, None)).await;
+    let RedactionOutcome::Redacted(sessions) = redacted.unwrap() else { panic!("the message is redacted") };
+    assert_eq!(sessions, [session_id("a fork"), session_id("demo")]);
+    assert_eq!(scene.other.number("SELECT count(*) FROM messages WHERE redaction IS NOT NULL").await, 2);
+}
+
+/// Each call locks `demo`, waits for `other`, and is ended by Postgres when the transaction wants `demo`, too.
+#[tokio::test]
+async fn erasure_or_redaction_is_repeated_after_a_deadlock() {
+    for redacts in [false, true] {
+        let mut scene = scene().await;
+        let demo = scene.demo.clone();
+        demo.session("other").say(&["x"]).await;
+        let related = "UPDATE sessions SET lineage = '00000000-0000-0000-0000-000000000001', user_id = 'ada'";
+        scene.other.run(related).await;
+        scene.other.run("BEGIN; SELECT FROM sessions WHERE session_id = 'other' FOR UPDATE").await;
+        let call = async {
+            if redacts {
+                demo.store.redact_message(&demo.tenant, &demo.session, 1, None).await.map(|_| ())
+            } else {
+                demo.store.erase_user(&demo.tenant, &user_id("ada")).await.map(|_| ())
+            }
+        };
+        let mut observer = Sql::on(&scene.backend).await;
+        let other = async {
+            while observer.number(WAITING).await == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            scene.other.run("UPDATE sessions SET metadata = '{}' WHERE session_id = 'demo'; COMMIT").await;
+        };
+        tokio::join!(call, other).0.expect("the call is repeated");
+        let query = if redacts {
+            "SELECT count(*) FROM messages WHERE session_id = 'demo' AND redaction IS NULL"
+        } else {
+            "SELECT count(*) + 9 FROM sessions"
+        };
+        assert_eq!(scene.other.number(query).await, 9);
+    }
 }
 
 #[tokio::test]
