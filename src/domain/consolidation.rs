@@ -137,12 +137,15 @@ impl Policy {
         if tail_len > self.max_history_messages {
             attempts.extend([UnansweredCalls::BlockUntilUserMessage, UnansweredCalls::Ignore]);
         }
-        attempts.into_iter().find_map(|unanswered| {
-            let end = split_points::last_at_or_before(messages, limit, unanswered)?;
-            Some(ConsolidationPlan {
-                batch_ends: split_points::all_up_to(messages, end, unanswered),
-                message_tokens: messages.iter().take(end).map(|message| message.tokens).collect(),
-            })
+        let split =
+            |unanswered| Some((split_points::last_at_or_before(messages, limit, unanswered)?, unanswered));
+        let splits: Vec<_> = attempts.into_iter().filter_map(split).collect();
+        // The messages before the call may be too few.
+        let suffices = |(end, _): &&(usize, _)| tail_len - end <= self.max_history_messages;
+        let (end, unanswered) = *splits.iter().find(suffices).or_else(|| splits.first())?;
+        Some(ConsolidationPlan {
+            batch_ends: split_points::all_up_to(messages, end, unanswered),
+            message_tokens: messages.iter().take(end).map(|message| message.tokens).collect(),
         })
     }
 
@@ -208,6 +211,8 @@ mod tests {
     #[test_case(&format!("u Ax {}", "u a ".repeat(99)), 200 => Some(1); "before an unanswered call")]
     #[test_case(&format!("Ax {}", "u a ".repeat(99)), 199 => None; "unanswered call holds the cursor")]
     #[test_case(&format!("Ax {}", "u a ".repeat(200)), 201 => Some(181); "until messages would be omitted")]
+    #[test_case(&format!("u a u Ax {}", "u a ".repeat(101)), 206 => Some(186); "if the messages before the call are too few")]
+    #[test_case(&format!("{}u Ax {}", "u a ".repeat(5), "u a ".repeat(99)), 210 => Some(10); "unless the messages before the call suffice")]
     #[test_case(&format!("Ax {}", "a ".repeat(199)), 200 => None; "without user messages")]
     #[test_case(&format!("Ax {}", "a ".repeat(200)), 201 => Some(181); "without user messages until messages would be omitted")]
     fn plan_ends_at_a_safe_split_point(script: &str, tail_len: usize) -> Option<usize> {

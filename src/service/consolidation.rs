@@ -366,7 +366,7 @@ impl ConsolidationRun {
             tokio::select! {
                 // Checked first: a run that has ended needs no lease.
                 biased;
-                result = self.run_until_not_due() => result,
+                result = self.execute_plans() => result,
                 () = lost_lease => Err(RunError::Superseded),
             }
         };
@@ -395,16 +395,18 @@ impl ConsolidationRun {
         }
     }
 
-    async fn run_until_not_due(&mut self) -> Result<(), RunError> {
+    async fn execute_plans(&mut self) -> Result<(), RunError> {
         while self.is_forced || self.exceeds_threshold() {
-            let plan = match self.plan.take() {
-                Some(plan) => plan,
-                None => match self.make_plan().instrument(step!("plan")).await? {
-                    Some(plan) => plan,
-                    None => break,
-                },
+            let (plan, has_whole_tail) = match self.plan.take() {
+                Some(plan) => (Some(plan), true),
+                None => self.make_plan().instrument(step!("plan")).await?,
             };
+            let Some(plan) = plan else { break };
             self.execute(&plan).await?;
+            // Another plan for the rest would split the tail at a point that this one has avoided.
+            if has_whole_tail {
+                break;
+            }
         }
         Ok(())
     }
@@ -414,17 +416,14 @@ impl ConsolidationRun {
         policy.exceeds_threshold(self.session.tail_len(), self.session.tail_tokens())
     }
 
-    /// Plans the tail. Returns `None` if it has no safe split point.
-    async fn make_plan(&mut self) -> Result<Option<ConsolidationPlan>, RunError> {
+    /// Plans the tail. Returns `None` if it has no safe split point, and `true` if the plan considers the whole tail.
+    async fn make_plan(&self) -> Result<(Option<ConsolidationPlan>, bool), RunError> {
         let (store, session) = (&self.service.store, &self.session);
         let messages = store
             .message_metadata(&self.tenant, &session.session_id, session.cursor, MAX_PLANNED_MESSAGES)
             .await?;
         let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
-        let plan = self.service.config.policy.plan(&messages, tail_len);
-        // A forced run executes one plan, or several if one plan can't contain the tail.
-        self.is_forced &= tail_len > messages.len();
-        Ok(plan)
+        Ok((self.service.config.policy.plan(&messages, tail_len), tail_len <= messages.len()))
     }
 
     /// Summarises and commits the batches of a plan.

@@ -71,6 +71,21 @@ async fn dry_run_is_what_the_next_consolidation_does(backend: Backend) {
     assert_comes_true(&app, &model, &due).await;
 }
 
+/// What the plan leaves still exceeds `max_tail_tokens`, and could be split before its last message.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_ends_with_the_plan_of_its_dry_run() {
+    let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);
+    model.default(Behaviour::reply(covering));
+    let set = [("consolidation.keep_recent", "1"), ("consolidation.max_tail_tokens", "10")];
+    let app = start(&backend, &model, &set).await;
+    record(&app, "s", &turns(1..=6)).await;
+    let due = preview(&app).await;
+    assert_includes(&due, &json!({"due": "max_tail_tokens"}));
+    assert_includes(&due["plan"], &json!({"from_seq": 1, "to_seq": 4, "messages": 4, "batches": 1}));
+    app.post("/sessions/s/context", json!({})).await.ok(200);
+    assert_eq!((state(&app, "s").await["cursor"].as_i64(), model.calls().len()), (Some(4), 1));
+}
+
 /// Messages with the same size as row and as line of the transcript, so that the estimate of the batches is exact.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dry_run_counts_batches_and_shows_the_first_prompt() {
