@@ -30,11 +30,11 @@ use axum::response::Response;
 use rmcp::model::{
     CallToolRequestMethod, CallToolRequestParams, CallToolResponse, CallToolResult, ConstString as _,
     ContentBlock, CustomRequest, CustomResult, DiscoverRequestMethod, DiscoverRequestParams, ErrorCode,
-    GetPromptRequestParams, GetPromptResponse, GetPromptResult, Implementation, InitializeRequestParams,
-    InitializeResultMethod, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult,
-    ListToolsResult, PaginatedRequestParams, Prompt, PromptMessage, ProtocolVersion,
-    ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, Resource, ResourceContents,
-    ResourceTemplate, Role, ServerCapabilities, ServerConfig, ToolAnnotations,
+    GetPromptRequestMethod, GetPromptRequestParams, GetPromptResponse, GetPromptResult, Implementation,
+    InitializeRequestParams, InitializeResultMethod, ListPromptsResult, ListResourceTemplatesResult,
+    ListResourcesResult, ListToolsResult, PaginatedRequestParams, Prompt, PromptMessage, ProtocolVersion,
+    ReadResourceRequestMethod, ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, Resource,
+    ResourceContents, ResourceTemplate, Role, ServerCapabilities, ServerConfig, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
@@ -176,10 +176,7 @@ impl ServerHandler for McpServer {
         request: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        if request.is_some_and(|request| request.cursor.is_some()) {
-            let error = "params.cursor: unknown: there is one page, and so no cursor. Leave it out.";
-            return Err(ErrorData::invalid_params(error, None));
-        }
+        check_page(request)?;
         let allowed = tools::allowed_tools(&self.service, &self.caller);
         Ok(ListToolsResult::with_all_items(allowed.map(|tool| self.definition(tool)).collect()))
     }
@@ -201,9 +198,10 @@ impl ServerHandler for McpServer {
 
     async fn list_resources(
         &self,
-        _: Option<PaginatedRequestParams>,
+        request: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListResourcesResult, ErrorData> {
+        check_page(request)?;
         let memory =
             Resource::new(MEMORY_URI, "memory").with_title("Memory document").with_mime_type(MARKDOWN);
         let memory = memory.with_description("What the agent remembers about the user, in all sessions.");
@@ -216,9 +214,10 @@ impl ServerHandler for McpServer {
 
     async fn list_resource_templates(
         &self,
-        _: Option<PaginatedRequestParams>,
+        request: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        check_page(request)?;
         let summary = ResourceTemplate::new(SUMMARY_TEMPLATE, "summary").with_title("Session summary");
         let summary = summary.with_mime_type("text/plain").with_description("The older part of a session.");
         let summaries = if self.has_fixed_context() { Vec::new() } else { vec![summary] };
@@ -243,9 +242,10 @@ impl ServerHandler for McpServer {
 
     async fn list_prompts(
         &self,
-        _: Option<PaginatedRequestParams>,
+        request: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListPromptsResult, ErrorData> {
+        check_page(request)?;
         let description = "How an agent uses its memory: when to read and write it, and what to avoid.";
         let guide = Prompt::new(GUIDE, Some(description), None).with_title("Memory guide");
         Ok(ListPromptsResult::with_all_items(vec![guide]))
@@ -275,6 +275,8 @@ impl ServerHandler for McpServer {
             InitializeResultMethod::VALUE => params_error::<InitializeRequestParams>(params),
             DiscoverRequestMethod::VALUE => params_error::<DiscoverRequestParams>(params),
             CallToolRequestMethod::VALUE => params_error::<CallToolRequestParams>(params),
+            ReadResourceRequestMethod::VALUE => params_error::<ReadResourceRequestParams>(params),
+            GetPromptRequestMethod::VALUE => params_error::<GetPromptRequestParams>(params),
             _ => {
                 let method = shorten_middle(&method, MAX_METHOD_CHARS, |_| "…".to_owned());
                 return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None));
@@ -293,6 +295,15 @@ fn protocol_error(error: Error) -> ErrorData {
     } else {
         ErrorData::internal_error(detail, None)
     }
+}
+
+/// Rejects a cursor: each list has one page.
+fn check_page(request: Option<PaginatedRequestParams>) -> Result<(), ErrorData> {
+    if request.is_none_or(|request| request.cursor.is_none()) {
+        return Ok(());
+    }
+    let error = "params.cursor: unknown: there is one page, and so no cursor. Leave it out.";
+    Err(ErrorData::invalid_params(error, None))
 }
 
 /// Returns the error of invalid parameters.
