@@ -24,24 +24,29 @@ pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], max_depth: usize) -> Result<T, Problem> {
     let text = check_body(bytes, max_depth)?;
     let mut errors: Vec<FieldError> = Vec::new();
-    let mut removed = 0;
+    let mut removed: Vec<String> = Vec::new();
     let mut remainder = None;
     loop {
         let text = remainder.as_deref().unwrap_or(text);
         let Parsed { result, unknown, unknown_count } = parse_once::<T>(text);
         let (value, failure) = result.map_or_else(|error| (None, Some(error)), |value| (Some(value), None));
-        let failed_field = failure.as_ref().map(|error| error.field.clone());
-        for error in unknown.into_iter().chain(failure) {
+        let failed_field = failure.as_ref().map(|error| json::top_level_key(&error.field).to_owned());
+        // A required field is missing when it was removed.
+        let is_new = failed_field.as_ref().is_some_and(|field| !removed.contains(field));
+        for error in unknown.into_iter().chain(failure.filter(|_| is_new)) {
             if errors.len() < MAX_ERRORS && errors.iter().all(|known| known.field != error.field) {
                 errors.push(error);
             }
         }
-        let total = removed + unknown_count + usize::from(failed_field.is_some());
+        let total = removed.len() + unknown_count + usize::from(is_new);
         match (value, failed_field) {
             (Some(value), _) if total == 0 => return Ok(value),
             // serde stops at the first invalid field. The body without that field shows the next error.
-            (None, Some(field)) => match json::remove_field(text, json::top_level_key(&field)) {
-                Some(shorter) => (remainder, removed) = (Some(shorter), removed + 1),
+            (None, Some(field)) => match json::remove_field(text, &field) {
+                Some(shorter) => {
+                    remainder = Some(shorter);
+                    removed.push(field);
+                }
                 None => return Err(Problem::invalid_of(errors, total)),
             },
             _ => return Err(Problem::invalid_of(errors, total)),
@@ -290,6 +295,23 @@ mod tests {
                 ["x", "unknown: this request takes named, lists"],
             ]
         );
+    }
+
+    #[test]
+    fn required_field_of_a_wrong_type_is_one_error() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Body {
+            #[expect(dead_code, reason = "only parsed")]
+            names: Vec<String>,
+        }
+        for (body, detail) in [
+            (r#"{"names":[1]}"#, "Correct these fields and send the request again: names[0]."),
+            (r#"{"names":1,"x":2}"#, "Correct these fields and send the request again: names, x."),
+        ] {
+            let problem = parse::<Body>(body.as_bytes(), 9).expect_err("invalid");
+            let problem = serde_json::to_value(&problem).expect("JSON");
+            assert_eq!(problem["detail"], detail);
+        }
     }
 
     #[test]
