@@ -21,22 +21,26 @@ pub(super) struct CopyPlan<'a> {
     pub(super) tenant: &'a TenantId,
     pub(super) source: &'a SessionId,
     pub(super) target: &'a SessionId,
-    /// The messages in parts of about a megabyte, on SQLite. A copy of one part has one transaction.
+    /// On SQLite.
     parts: Parts,
     reservation: Reservation<'a>,
     _turn: Option<MutexGuard<'a, ()>>,
 }
 
-/// The messages of a session in parts, and its incarnation when they were read.
+/// The messages and the revisions of a session in parts of about a megabyte, and its incarnation when they were read. A copy of
+/// at most one part of each has one transaction.
 #[derive(Default)]
 struct Parts {
-    ranges: Vec<RangeInclusive<i64>>,
+    /// The first and the last `seq` of each part.
+    messages: Vec<RangeInclusive<i64>>,
+    /// The first and the last revision of each part.
+    revisions: Vec<RangeInclusive<i64>>,
     incarnation: Option<Uuid>,
 }
 
 impl Parts {
     fn are_several(&self) -> bool {
-        self.ranges.len() > 1
+        self.messages.len() > 1 || self.revisions.len() > 1
     }
 }
 
@@ -147,15 +151,15 @@ macro_rules! state_at {
 }
 pub(super) use {state_at, tokens_through};
 
-/// Copies the revisions of the session `$2` after `$5`, up to `$6`, that cover no message after `$4`. They follow the revision
-/// `$5` of the session `$3` without gaps, because those between them may be left out.
+/// Copies the revisions of the session `$2` from `$5` to `$6` that cover no message after `$4`. They follow the revision `$7` of the
+/// session `$3` without gaps, because those between them may be left out.
 pub(super) const COPY_REVISIONS: &str = "\
     INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
         summary_words, summary_tokens, added, meta, source, redacted_seq, created_at)
-    SELECT tenant_id, $3, $5 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
+    SELECT tenant_id, $3, $7 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
         summary_words, summary_tokens, added, meta, source, redacted_seq, created_at
     FROM revisions
-    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision > $5 AND revision <= $6";
+    WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision >= $5 AND revision <= $6";
 
 impl Store {
     /// Prepares a copy of the messages up to `through_seq`. Waits for its turn if it consists of several parts.
@@ -184,20 +188,38 @@ impl Store {
         through_seq: i64,
     ) -> Result<Parts, StoreError> {
         const MAX_PART_BYTES: i64 = 1024 * 1024;
-        const SELECT_PARTS: &str = "\
-            SELECT min(seq) AS first_seq, max(seq) AS last_seq,
-                (SELECT incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2) AS incarnation
-            FROM (
-                SELECT seq, (sum(bytes) OVER (ORDER BY seq) - bytes) / $4 AS place FROM (
-                    SELECT seq, octet_length(message) AS bytes FROM messages
-                    WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3
-                ) AS sizes
-            ) AS sums GROUP BY place ORDER BY place";
+        macro_rules! select_parts {
+            ($number:literal, $bytes:literal, $rows:literal) => {
+                concat!(
+                    "SELECT min(number) AS first, max(number) AS last,
+                        (SELECT incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2) AS incarnation
+                    FROM (
+                        SELECT number, (sum(bytes) OVER (ORDER BY number) - bytes) / $4 AS place FROM (
+                            SELECT ", $number, " AS number, ", $bytes, " AS bytes FROM ", $rows,
+                    " WHERE tenant_id = $1 AND session_id = $2 AND ",
+                )
+            };
+        }
+        const SELECT_PARTS: [&str; 2] = [
+            concat!(
+                select_parts!("seq", "octet_length(message)", "messages"),
+                "seq <= $3)) GROUP BY place ORDER BY place"
+            ),
+            concat!(
+                select_parts!(
+                    "revision",
+                    "octet_length(summary) + octet_length(added) + coalesce(octet_length(meta), 0)",
+                    "revisions"
+                ),
+                "cursor_seq <= $3)) GROUP BY place ORDER BY place"
+            ),
+        ];
         let mut parts = Parts::default();
-        if let Self::Sqlite(_) = self {
-            let statement = self.statement(tenant, SELECT_PARTS).bind(session.as_str());
+        let Self::Sqlite(_) = self else { return Ok(parts) };
+        for (sql, ranges) in SELECT_PARTS.into_iter().zip([&mut parts.messages, &mut parts.revisions]) {
+            let statement = self.statement(tenant, sql).bind(session.as_str());
             for row in &statement.bind(through_seq).bind(MAX_PART_BYTES).read_all().await? {
-                parts.ranges.push(row.field("first_seq")?..=row.field("last_seq")?);
+                ranges.push(row.field("first")?..=row.field("last")?);
                 parts.incarnation = row.field("incarnation")?;
             }
         }
@@ -257,7 +279,7 @@ impl Copy<'_> {
         if !self.insert_session(&mut transaction, None).await? {
             return Ok(Inserted::Exists);
         }
-        self.copy_revisions(&mut transaction).await?;
+        self.copy_revisions(&mut transaction, 1..=self.source_state.revision, 0).await?;
         self.copy_messages(&mut transaction, 1..=self.through_seq).await?;
         Ok(Inserted::Complete(transaction))
     }
@@ -275,13 +297,19 @@ impl Copy<'_> {
             return Ok(Inserted::Exists);
         }
         transaction.commit().await?;
-        for part in &parts.ranges {
+        let mut revisions = 0;
+        let ranges = parts.messages.iter().map(|range| (true, range));
+        for (are_messages, range) in ranges.chain(parts.revisions.iter().map(|range| (false, range))) {
             let mut transaction = store.begin(tenant).await?;
             let is_same = self.read_unchanged_source(&mut transaction).await?.is_some();
             if !is_same || !reservation.renew(&mut transaction).await? {
                 return Ok(Inserted::SourceChanged);
             }
-            self.copy_messages(&mut transaction, part.clone()).await?;
+            if are_messages {
+                self.copy_messages(&mut transaction, range.clone()).await?;
+            } else {
+                revisions += self.copy_revisions(&mut transaction, range.clone(), revisions).await?;
+            }
             transaction.commit().await?;
         }
         let mut transaction = store.begin(tenant).await?;
@@ -292,13 +320,14 @@ impl Copy<'_> {
             self.through_seq = source.last_seq;
             self.source_state = source;
         }
-        // Messages that were appended after the parts had been read.
-        let copied = parts.ranges.last().map_or(0, |part| *part.end());
-        self.copy_messages(&mut transaction, copied + 1..=self.through_seq).await?;
+        // Messages and revisions that were added after the parts had been read.
+        let next = |ranges: &[RangeInclusive<i64>]| ranges.last().map_or(1, |range| range.end() + 1);
+        self.copy_messages(&mut transaction, next(&parts.messages)..=self.through_seq).await?;
         if !self.insert_session(&mut transaction, Some(reservation.token)).await? {
             return Ok(Inserted::SourceChanged);
         }
-        self.copy_revisions(&mut transaction).await?;
+        let new = next(&parts.revisions)..=self.source_state.revision;
+        self.copy_revisions(&mut transaction, new, revisions).await?;
         Ok(Inserted::Complete(transaction))
     }
 
@@ -383,11 +412,17 @@ impl Copy<'_> {
         Ok(statement.bind_now().execute().await? > 0)
     }
 
-    async fn copy_revisions(&self, transaction: &mut Transaction) -> Result<(), StoreError> {
+    /// Copies the revisions of a range that belong to the copy, after its `last` one. Returns their number.
+    async fn copy_revisions(
+        &self,
+        transaction: &mut Transaction,
+        revisions: RangeInclusive<i64>,
+        last: i64,
+    ) -> Result<i64, StoreError> {
         let statement = transaction.statement(COPY_REVISIONS).bind(self.plan.tenant.as_str());
         let statement = statement.bind(self.plan.source.as_str()).bind(self.plan.target.as_str());
-        statement.bind(self.through_seq).bind(0_i64).bind(self.source_state.revision).execute().await?;
-        Ok(())
+        let statement = statement.bind(self.through_seq).bind(*revisions.start()).bind(*revisions.end());
+        Ok(statement.bind(last).execute().await?.cast_signed())
     }
 
     async fn copy_messages(

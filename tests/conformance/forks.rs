@@ -52,9 +52,9 @@ async fn fill(demo: &Conversation) {
         recorded(demo.append(&exchange, Some(&key(turn, &exchange))).await);
     }
     demo.consolidate(2, "two").await;
-    demo.consolidate(5, "five").await;
+    demo.consolidate(5, &format!("five{padding}")).await;
     demo.restore(1).await.expect("restored");
-    demo.consolidate(4, "two four").await;
+    demo.consolidate(4, &format!("two four{padding}")).await;
 }
 
 /// Returns the revisions of a session, oldest first.
@@ -490,15 +490,23 @@ async fn fill_large(demo: &Conversation, messages: usize, round: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_write_while_a_large_session_is_copied_on_sqlite() {
     let backend = Backend::sqlite().await;
-    let demo = Conversation::on(&backend).await;
-    fill_large(&demo, 12, 0).await;
-    let other = demo.session("other");
-    for is_rewind in [false, true] {
+    let messages = Conversation::on(&backend).await;
+    fill_large(&messages, 12, 0).await;
+    let summaries = messages.session("summaries");
+    summaries.say(&["x"; 12]).await;
+    let mut revision = summaries.consolidate(2, "x").await.revision;
+    for _ in 0..12 {
+        revision = summaries.edit(revision, &"x".repeat(1_100_000)).await.expect("edited").revision;
+    }
+    let other = messages.session("other");
+    for (demo, is_rewind) in [(&messages, false), (&messages, true), (&summaries, false), (&summaries, true)]
+    {
         let copy = async {
+            let [fork, branch] = ["fork", "branch"].map(|kind| format!("{kind} of {}", demo.session));
             if is_rewind {
-                demo.rewound("branch", 11).await;
+                demo.rewound(&branch, 11).await;
             } else {
-                assert!(matches!(demo.fork("fork", 12).await, ForkOutcome::Forked(_)));
+                assert!(matches!(demo.fork(&fork, 12).await, ForkOutcome::Forked(_)));
             }
         };
         let mut copy = std::pin::pin!(copy);
