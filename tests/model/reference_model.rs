@@ -912,58 +912,57 @@ impl Session {
         let last = self.history.len();
         let too_long = last - cursor > settings.max_history_messages;
         let rules = [KeptCalls::All, KeptCalls::UnlessUserContinued, KeptCalls::None];
-        rules.into_iter().take(if too_long { 3 } else { 1 }).find_map(|rule| {
+        let splits = rules.into_iter().take(if too_long { 3 } else { 1 }).filter_map(|rule| {
             let candidates = cursor + 1..=last.saturating_sub(settings.keep_recent);
             let safe: Vec<usize> = candidates.filter(|seq| !self.splits_call(cursor, *seq, rule)).collect();
             let before_user = safe.iter().rfind(|seq| self.history[**seq].is_user);
             before_user.or(safe.last()).copied()
-        })
+        });
+        let splits: Vec<usize> = splits.collect();
+        let suffices = |split: &&usize| last - **split <= settings.max_history_messages;
+        splits.iter().find(suffices).or(splits.first()).copied()
     }
 
-    /// Predicts a run that consolidates until nothing is due, and at least once if `force` is set.
-    pub(super) fn predict_run(&self, settings: &ServiceSettings, mut force: bool, fault: ModelFault) -> Run {
-        let (mut cursor, mut text) = (self.cursor(), self.summary().to_owned());
+    /// Predicts a run that consolidates once if that is due or `force` is set.
+    pub(super) fn predict_run(&self, settings: &ServiceSettings, force: bool, fault: ModelFault) -> Run {
+        let (cursor, before) = (self.cursor(), self.summary());
         let mut abandoned_calls = self.abandoned_calls();
         let mut run = Run { revisions: Vec::new(), failed: false };
-        while force || self.is_due(settings, cursor) {
-            force = false;
-            let Some(end) = self.split_point(settings, cursor) else { break };
-            let range = (cursor + 1..).zip(&self.history[cursor..end]);
-            let names: Vec<String> =
-                range.filter(|(_, message)| !message.is_blank).map(|(seq, _)| format!("m{seq}")).collect();
-            let summary_succeeds = matches!(
-                fault,
-                ModelFault::None | ModelFault::EmptyCompression | ModelFault::LongerCompression
-            );
-            if !names.is_empty() && !summary_succeeds {
-                run.failed = true;
-                break;
-            }
-            let added =
-                if names.is_empty() { String::new() } else { format!("It covers {} .", names.join(" ")) };
-            let parts: Vec<&str> = [&text[..], &added].into_iter().filter(|part| !part.is_empty()).collect();
-            let joined = parts.join("\n\n");
-            let too_long = !added.is_empty() && summary::words(&joined) > settings.summary_word_limit;
-            let is_compressed = too_long && fault == ModelFault::None;
-            let text_before_compression = is_compressed.then(|| joined.clone());
-            text = if is_compressed { COMPRESSED.to_owned() } else { joined };
-            let calls = tool_calls(&self.history).into_iter().enumerate();
-            let open = calls.filter(|(_, call)| call.seq <= end && call.result.is_none());
-            abandoned_calls.extend(open.map(|(index, _)| index));
-            run.revisions.push(Revision {
-                range: Some((cursor + 1, end)),
-                redaction_of: None,
-                is_edit: false,
-                redacted_seq: None,
-                cursor: end,
-                text: text.clone(),
-                added,
-                text_before_compression,
-                abandoned_calls: abandoned_calls.clone(),
-                json: Value::Null,
-            });
-            cursor = end;
+        if !force && !self.is_due(settings, cursor) {
+            return run;
         }
+        let Some(end) = self.split_point(settings, cursor) else { return run };
+        let range = (cursor + 1..).zip(&self.history[cursor..end]);
+        let names: Vec<String> =
+            range.filter(|(_, message)| !message.is_blank).map(|(seq, _)| format!("m{seq}")).collect();
+        let summary_succeeds =
+            matches!(fault, ModelFault::None | ModelFault::EmptyCompression | ModelFault::LongerCompression);
+        if !names.is_empty() && !summary_succeeds {
+            run.failed = true;
+            return run;
+        }
+        let added = if names.is_empty() { String::new() } else { format!("It covers {} .", names.join(" ")) };
+        let parts: Vec<&str> = [before, &added].into_iter().filter(|part| !part.is_empty()).collect();
+        let joined = parts.join("\n\n");
+        let too_long = !added.is_empty() && summary::words(&joined) > settings.summary_word_limit;
+        let is_compressed = too_long && fault == ModelFault::None;
+        let text_before_compression = is_compressed.then(|| joined.clone());
+        let text = if is_compressed { COMPRESSED.to_owned() } else { joined };
+        let calls = tool_calls(&self.history).into_iter().enumerate();
+        let open = calls.filter(|(_, call)| call.seq <= end && call.result.is_none());
+        abandoned_calls.extend(open.map(|(index, _)| index));
+        run.revisions.push(Revision {
+            range: Some((cursor + 1, end)),
+            redaction_of: None,
+            is_edit: false,
+            redacted_seq: None,
+            cursor: end,
+            text,
+            added,
+            text_before_compression,
+            abandoned_calls,
+            json: Value::Null,
+        });
         run
     }
 
