@@ -47,7 +47,6 @@ fn is_letter_or_digit(c: char) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::time::{Duration, Instant};
 
     proptest! {
         #[test]
@@ -70,14 +69,12 @@ mod tests {
         assert_eq!(sentence_ends("").count(), 0);
     }
 
-    /// With a quadratic search, each of them would take hours.
+    /// With a search of quadratic time, the test would take hours.
     #[test]
-    fn runs_of_a_million_characters_take_linear_time() {
-        let began = Instant::now();
+    fn runs_of_a_million_characters_are_read_once() {
         for part in [" ", ")", "\u{a0}", "\u{301} ", "\u{93e} ", "\u{ff9e} ", ". ", "1 ", ".)"] {
             let line = format!("It costs 50. {}x", part.repeat(1_000_000));
             assert!(sentence_ends(&line).last() == Some(line.len()));
         }
-        assert!(began.elapsed() < Duration::from_mins(1));
     }
 }
