@@ -38,7 +38,9 @@ pub fn split_to_fit(lines: Vec<TranscriptLine>, capacity: usize) -> Vec<Vec<Tran
         filled += tokens;
         group.push(line);
     }
-    groups.extend(Some(group).filter(|group| !group.is_empty()));
+    if !group.is_empty() {
+        groups.push(group);
+    }
     groups
 }
 

@@ -140,7 +140,7 @@ impl Policy {
         let split =
             |unanswered| Some((split_points::last_at_or_before(messages, limit, unanswered)?, unanswered));
         let splits: Vec<_> = attempts.into_iter().filter_map(split).collect();
-        // The messages before the call may be too few.
+        // The messages before an unanswered call may be too few to prevent omissions.
         let suffices = |(end, _): &&(usize, _)| tail_len - end <= self.max_history_messages;
         let (end, unanswered) = *splits.iter().find(suffices).or_else(|| splits.first())?;
         Some(ConsolidationPlan {

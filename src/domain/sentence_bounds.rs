@@ -1,6 +1,6 @@
 //! The sentence boundaries of Unicode (UAX #29), in time proportional to the text.
 
-use unicode_normalization::char::is_combining_mark;
+use super::search::analyzer::is_mark;
 use unicode_segmentation::UnicodeSegmentation as _;
 
 /// Longer runs of characters that are neither letters nor digits end a sentence. After a full stop, the library looks for the next
@@ -37,10 +37,9 @@ fn first_long_run(text: &str) -> (usize, usize) {
     (at, next.map_or(text.len(), |next| at + next))
 }
 
-/// Returns `false` for marks that belong to the character before, too.
+/// Returns `false` for marks, of which Unicode counts some as letters.
 fn is_letter_or_digit(c: char) -> bool {
-    // The last ones are the voicing marks of half-width Katakana, which are letters in Unicode.
-    c.is_alphanumeric() && !is_combining_mark(c) && !matches!(c, '\u{ff9e}' | '\u{ff9f}')
+    c.is_alphanumeric() && !is_mark(c)
 }
 
 #[cfg(test)]

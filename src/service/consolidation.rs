@@ -226,9 +226,6 @@ impl Batch {
         let messages = self.lines.len();
         let lines: Vec<TranscriptLine> =
             self.lines.into_iter().filter(|line| !line.entry.is_empty()).collect();
-        if lines.is_empty() {
-            return Vec::new();
-        }
         let line_count = lines.len();
         let parts = batching::split_to_fit(lines, self.capacity).into_iter();
         let part = |lines: Vec<TranscriptLine>| {
@@ -397,11 +394,14 @@ impl ConsolidationRun {
 
     async fn execute_plans(&mut self) -> Result<(), RunError> {
         while self.is_forced || self.exceeds_threshold() {
-            let (plan, has_whole_tail) = match self.plan.take() {
-                Some(plan) => (Some(plan), true),
-                None => self.make_plan().instrument(step!("plan")).await?,
+            let has_whole_tail = self.plan.is_some() || self.session.tail_len() <= MAX_PLANNED_MESSAGES;
+            let plan = match self.plan.take() {
+                Some(plan) => plan,
+                None => match self.make_plan().instrument(step!("plan")).await? {
+                    Some(plan) => plan,
+                    None => break,
+                },
             };
-            let Some(plan) = plan else { break };
             self.execute(&plan).await?;
             // Another plan for the rest would split the tail at a point that this one has avoided.
             if has_whole_tail {
@@ -416,14 +416,14 @@ impl ConsolidationRun {
         policy.exceeds_threshold(self.session.tail_len(), self.session.tail_tokens())
     }
 
-    /// Plans the tail. Returns `None` if it has no safe split point, and `true` if the plan considers the whole tail.
-    async fn make_plan(&self) -> Result<(Option<ConsolidationPlan>, bool), RunError> {
+    /// Plans the tail. Returns `None` if it has no safe split point.
+    async fn make_plan(&self) -> Result<Option<ConsolidationPlan>, RunError> {
         let (store, session) = (&self.service.store, &self.session);
         let messages = store
             .message_metadata(&self.tenant, &session.session_id, session.cursor, MAX_PLANNED_MESSAGES)
             .await?;
         let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
-        Ok((self.service.config.policy.plan(&messages, tail_len), tail_len <= messages.len()))
+        Ok(self.service.config.policy.plan(&messages, tail_len))
     }
 
     /// Summarises and commits the batches of a plan.

@@ -71,7 +71,7 @@ async fn dry_run_is_what_the_next_consolidation_does(backend: Backend) {
     assert_comes_true(&app, &model, &due).await;
 }
 
-/// What the plan leaves still exceeds `max_tail_tokens`, and could be split before its last message.
+/// The messages after those of the plan still exceed `max_tail_tokens`, and a split before the last one would be safe.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_ends_with_the_plan_of_its_dry_run() {
     let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);

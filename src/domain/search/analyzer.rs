@@ -406,17 +406,17 @@ fn characters(text: &str, range: Range<usize>) -> Vec<Range<usize>> {
     for (at, c) in text.get(range.clone()).unwrap_or_default().char_indices() {
         let (start, end) = (range.start + at, range.start + at + c.len_utf8());
         match ranges.last_mut() {
-            Some(last) if is_combining_mark(c) || is_half_width_mark(c) => last.end = end,
+            Some(last) if is_mark(c) => last.end = end,
             _ => ranges.push(start..end),
         }
     }
     ranges
 }
 
-/// Returns `true` for the voicing marks of half-width Katakana. In Unicode they are letters, but their full-width forms
-/// are combining marks.
-fn is_half_width_mark(c: char) -> bool {
-    matches!(c, '\u{ff9e}' | '\u{ff9f}')
+/// Returns `true` for marks that belong to the character before. The voicing marks of half-width Katakana are letters in Unicode,
+/// but their full-width forms are combining marks.
+pub fn is_mark(c: char) -> bool {
+    is_combining_mark(c) || matches!(c, '\u{ff9e}' | '\u{ff9f}')
 }
 
 /// Normalizes a word: lower case, no compatibility forms, no accents, at most [`MAX_TERM_CHARS`].

@@ -171,7 +171,7 @@ impl MemoryService {
 
 impl ConsolidationRun {
     async fn preview(mut self) -> Result<ConsolidationPreview, RunError> {
-        let plan = match self.make_plan().await?.0 {
+        let plan = match self.make_plan().await? {
             Some(plan) => match self.next_batch(&plan, 0).await? {
                 Some(batch) => Some(self.preview_plan(&plan, batch).await),
                 None => None,
