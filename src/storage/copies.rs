@@ -151,12 +151,14 @@ macro_rules! state_at {
 }
 pub(super) use {state_at, tokens_through};
 
-/// Copies the revisions of the session `$2` from `$5` to `$6` that cover no message after `$4`. They follow the revision `$7` of the
+/// Copies the revisions of the session `$2` from `$5` to `$6` that cover no message after `$4`. They follow the last revision of the
 /// session `$3` without gaps, because those between them may be left out.
 pub(super) const COPY_REVISIONS: &str = "\
     INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary,
         summary_words, summary_tokens, added, meta, source, redacted_seq, created_at)
-    SELECT tenant_id, $3, $7 + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
+    SELECT tenant_id, $3, (
+            SELECT coalesce(max(revision), 0) FROM revisions WHERE tenant_id = $1 AND session_id = $3
+        ) + row_number() OVER (ORDER BY revision), kind, from_seq, to_seq, cursor_seq, summary,
         summary_words, summary_tokens, added, meta, source, redacted_seq, created_at
     FROM revisions
     WHERE tenant_id = $1 AND session_id = $2 AND cursor_seq <= $4 AND revision >= $5 AND revision <= $6";
@@ -189,29 +191,26 @@ impl Store {
     ) -> Result<Parts, StoreError> {
         const MAX_PART_BYTES: i64 = 1024 * 1024;
         macro_rules! select_parts {
-            ($number:literal, $bytes:literal, $rows:literal) => {
+            ($number:literal, $bytes:literal, $rows:literal, $condition:literal) => {
                 concat!(
                     "SELECT min(number) AS first, max(number) AS last,
                         (SELECT incarnation FROM sessions WHERE tenant_id = $1 AND session_id = $2) AS incarnation
                     FROM (
                         SELECT number, (sum(bytes) OVER (ORDER BY number) - bytes) / $4 AS place FROM (
                             SELECT ", $number, " AS number, ", $bytes, " AS bytes FROM ", $rows,
-                    " WHERE tenant_id = $1 AND session_id = $2 AND ",
+                    " WHERE tenant_id = $1 AND session_id = $2 AND ", $condition, "
+                        ) AS sizes
+                    ) AS sums GROUP BY place ORDER BY place"
                 )
             };
         }
         const SELECT_PARTS: [&str; 2] = [
-            concat!(
-                select_parts!("seq", "octet_length(message)", "messages"),
-                "seq <= $3)) GROUP BY place ORDER BY place"
-            ),
-            concat!(
-                select_parts!(
-                    "revision",
-                    "octet_length(summary) + octet_length(added) + coalesce(octet_length(meta), 0)",
-                    "revisions"
-                ),
-                "cursor_seq <= $3)) GROUP BY place ORDER BY place"
+            select_parts!("seq", "octet_length(message)", "messages", "seq <= $3"),
+            select_parts!(
+                "revision",
+                "octet_length(summary) + octet_length(added) + coalesce(octet_length(meta), 0)",
+                "revisions",
+                "cursor_seq <= $3"
             ),
         ];
         let mut parts = Parts::default();
@@ -279,7 +278,7 @@ impl Copy<'_> {
         if !self.insert_session(&mut transaction, None).await? {
             return Ok(Inserted::Exists);
         }
-        self.copy_revisions(&mut transaction, 1..=self.source_state.revision, 0).await?;
+        self.copy_revisions(&mut transaction, 1..=self.source_state.revision).await?;
         self.copy_messages(&mut transaction, 1..=self.through_seq).await?;
         Ok(Inserted::Complete(transaction))
     }
@@ -297,19 +296,18 @@ impl Copy<'_> {
             return Ok(Inserted::Exists);
         }
         transaction.commit().await?;
-        let mut revisions = 0;
-        let ranges = parts.messages.iter().map(|range| (true, range));
-        for (are_messages, range) in ranges.chain(parts.revisions.iter().map(|range| (false, range))) {
-            let mut transaction = store.begin(tenant).await?;
-            let is_same = self.read_unchanged_source(&mut transaction).await?.is_some();
-            if !is_same || !reservation.renew(&mut transaction).await? {
+        for part in &parts.messages {
+            let Some(mut transaction) = self.begin_part(store).await? else {
                 return Ok(Inserted::SourceChanged);
-            }
-            if are_messages {
-                self.copy_messages(&mut transaction, range.clone()).await?;
-            } else {
-                revisions += self.copy_revisions(&mut transaction, range.clone(), revisions).await?;
-            }
+            };
+            self.copy_messages(&mut transaction, part.clone()).await?;
+            transaction.commit().await?;
+        }
+        for part in &parts.revisions {
+            let Some(mut transaction) = self.begin_part(store).await? else {
+                return Ok(Inserted::SourceChanged);
+            };
+            self.copy_revisions(&mut transaction, part.clone()).await?;
             transaction.commit().await?;
         }
         let mut transaction = store.begin(tenant).await?;
@@ -327,8 +325,16 @@ impl Copy<'_> {
             return Ok(Inserted::SourceChanged);
         }
         let new = next(&parts.revisions)..=self.source_state.revision;
-        self.copy_revisions(&mut transaction, new, revisions).await?;
+        self.copy_revisions(&mut transaction, new).await?;
         Ok(Inserted::Complete(transaction))
+    }
+
+    /// Begins the transaction of a part. Returns `None` if the source has changed, or the reservation was removed.
+    async fn begin_part(&self, store: &Store) -> Result<Option<Transaction>, StoreError> {
+        let mut transaction = store.begin(self.plan.tenant).await?;
+        let is_same = self.read_unchanged_source(&mut transaction).await?.is_some();
+        let may_copy = is_same && self.plan.reservation.renew(&mut transaction).await?;
+        Ok(may_copy.then_some(transaction))
     }
 
     /// Reads the source again, on SQLite. Returns `None` if it was rewound or bound to a user.
@@ -412,17 +418,16 @@ impl Copy<'_> {
         Ok(statement.bind_now().execute().await? > 0)
     }
 
-    /// Copies the revisions of a range that belong to the copy, after its `last` one. Returns their number.
     async fn copy_revisions(
         &self,
         transaction: &mut Transaction,
         revisions: RangeInclusive<i64>,
-        last: i64,
-    ) -> Result<i64, StoreError> {
+    ) -> Result<(), StoreError> {
         let statement = transaction.statement(COPY_REVISIONS).bind(self.plan.tenant.as_str());
         let statement = statement.bind(self.plan.source.as_str()).bind(self.plan.target.as_str());
         let statement = statement.bind(self.through_seq).bind(*revisions.start()).bind(*revisions.end());
-        Ok(statement.bind(last).execute().await?.cast_signed())
+        statement.execute().await?;
+        Ok(())
     }
 
     async fn copy_messages(

@@ -358,7 +358,7 @@ async fn shorten(
     statement.bind(kept_revision).execute().await?;
     // Revisions that belong to the kept messages can follow a removed one. The branch has them.
     let statement = transaction.statement(COPY_REVISIONS).bind(tenant).bind(branch.as_str()).bind(session);
-    let statement = statement.bind(after_seq).bind(kept_revision + 1).bind(i64::MAX).bind(kept_revision);
+    let statement = statement.bind(after_seq).bind(kept_revision + 1).bind(i64::MAX);
     let copied = statement.execute().await?.cast_signed();
     let statement = transaction.statement(ADVANCE_REVISION).bind(tenant).bind(session).bind(copied);
     statement.execute().await?;
