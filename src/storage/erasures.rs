@@ -183,19 +183,13 @@ impl Store {
     /// Erases a user on Postgres. Returns `None`, and erases nothing, if a session of the user was added meanwhile, as by a fork that
     /// had locked its source before: to lock that session now could cause a deadlock.
     async fn try_to_erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<Option<bool>, StoreError> {
-        macro_rules! count_sessions {
-            ($lock:literal) => {
-                concat!(
-                    "SELECT count(*) AS sessions FROM (
-                        SELECT 1 FROM sessions WHERE tenant_id = $1 AND user_id = $2",
-                    $lock,
-                    ") AS found"
-                )
-            };
-        }
         /// In the order in which exchanges lock sessions. A session that is locked cannot be forked.
-        const LOCK_SESSIONS: &str = count_sessions!(" ORDER BY session_id FOR UPDATE");
-        const COUNT_SESSIONS: &str = count_sessions!("");
+        const LOCK_SESSIONS: &str = "\
+            SELECT count(*) AS sessions FROM (
+                SELECT 1 FROM sessions WHERE tenant_id = $1 AND user_id = $2 ORDER BY session_id FOR UPDATE
+            ) AS locked";
+        const COUNT_SESSIONS: &str =
+            "SELECT count(*) AS sessions FROM sessions WHERE tenant_id = $1 AND user_id = $2";
         const DELETE_USER: &str = "\
             WITH deleted_memory AS (
                 DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
@@ -207,13 +201,13 @@ impl Store {
             SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)
                 OR EXISTS (SELECT FROM deleted_rule)";
         let mut transaction = self.begin(tenant).await?;
-        let mut counts = [0_i64; 2];
-        for (count, sql) in counts.iter_mut().zip([LOCK_SESSIONS, COUNT_SESSIONS]) {
+        let mut count = async |sql: &'static str| {
             let statement = transaction.statement(sql).bind(tenant.as_str()).bind(user.as_str());
-            *count = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?.field("sessions")?;
-        }
-        let [locked, found] = counts;
-        if locked != found {
+            let row = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?;
+            Ok::<i64, StoreError>(row.field("sessions")?)
+        };
+        let locked = count(LOCK_SESSIONS).await?;
+        if count(COUNT_SESSIONS).await? != locked {
             return Ok(None);
         }
         let statement = transaction.statement(DELETE_USER).bind(tenant.as_str()).bind(user.as_str());

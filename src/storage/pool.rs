@@ -261,15 +261,7 @@ pub(super) async fn retry_on_disconnect<T, F>(operation: impl Fn() -> F) -> Resu
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    for _ in 1..MAX_ATTEMPTS {
-        match operation().await {
-            Err(error) if is_retryable(&error) => {
-                tracing::info!(%error, "lost a database connection; retrying on another one");
-            }
-            result => return result,
-        }
-    }
-    operation().await
+    retry_if(is_retryable, "lost a database connection; retrying on another one", operation).await
 }
 
 /// Runs a transaction, and runs it again if Postgres has ended it to resolve a deadlock.
@@ -277,15 +269,26 @@ pub(super) async fn retry_on_deadlock<T, F>(transaction: impl Fn() -> F) -> Resu
 where
     F: Future<Output = Result<T, StoreError>>,
 {
+    retry_if(StoreError::is_deadlock, "a transaction was ended by a deadlock; repeating it", transaction)
+        .await
+}
+
+/// Runs an operation, and logs `message` and runs it again as long as its error is retryable, at most [`MAX_ATTEMPTS`] times.
+async fn retry_if<T, F>(
+    is_retryable: impl Fn(&StoreError) -> bool,
+    message: &str,
+    operation: impl Fn() -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
     for _ in 1..MAX_ATTEMPTS {
-        match transaction().await {
-            Err(error) if error.is_deadlock() => {
-                tracing::info!(%error, "a transaction was ended by a deadlock; repeating it");
-            }
+        match operation().await {
+            Err(error) if is_retryable(&error) => tracing::info!(%error, "{message}"),
             result => return result,
         }
     }
-    transaction().await
+    operation().await
 }
 
 impl<'p> Executor<'p> for &'_ Connections {

@@ -95,11 +95,9 @@ impl Store {
             Ok(Some(RedactionOutcome::Redacted(affected)))
         };
         loop {
-            match retry_on_deadlock(|| self.within_limit(redact())).await {
-                Err(error) if self.makes_room(&error) => {}
-                Ok(None) => {}
-                Ok(Some(outcome)) => return Ok(outcome),
-                Err(error) => return Err(error),
+            let redact = || retry_on_deadlock(|| self.within_limit(redact()));
+            if let Some(outcome) = self.using_reserve(redact).await? {
+                return Ok(outcome);
             }
         }
     }
@@ -184,8 +182,6 @@ async fn lock_lineage(
     tenant: &TenantId,
     session: &SessionId,
 ) -> Result<Lineage, StoreError> {
-    const SELECT_LINEAGE: &str = "\
-        SELECT lineage, last_seq FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
     const LOCK_SESSION: Sql = Sql {
         postgres: "SELECT session_id FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
         sqlite: "SELECT session_id FROM sessions WHERE tenant_id = $1 AND session_id = $2",
@@ -199,18 +195,20 @@ async fn lock_lineage(
     };
     const COUNT_LINEAGE: &str =
         "SELECT count(*) AS sessions FROM sessions WHERE tenant_id = $1 AND lineage = $2";
-    let mut lineage = transaction.statement(SELECT_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
-    let Some(before) = lineage.read().await? else { return Ok(Lineage::NotFound) };
-    let statement = match before.field::<Option<Uuid>>("lineage")? {
+    let Some((_, lineage)) = read_lineage(transaction, tenant, session).await? else {
+        return Ok(Lineage::NotFound);
+    };
+    let statement = match lineage {
         Some(lineage) => transaction.statement(LOCK_LINEAGE).bind(tenant.as_str()).bind(lineage),
         None => transaction.statement(LOCK_SESSION).bind(tenant.as_str()).bind(session.as_str()),
     };
     let rows = statement.read_all().await?;
     let sessions = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
-    // The state of the session as of now: it may have been erased, or have got its lineage, before it was locked.
-    lineage = transaction.statement(SELECT_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
-    let Some(row) = lineage.read().await? else { return Ok(Lineage::NotFound) };
-    let known = match row.field::<Option<Uuid>>("lineage")? {
+    // The session may have been erased, or have got its lineage, before it was locked.
+    let Some((last_seq, lineage)) = read_lineage(transaction, tenant, session).await? else {
+        return Ok(Lineage::NotFound);
+    };
+    let known = match lineage {
         Some(lineage) => {
             let statement = transaction.statement(COUNT_LINEAGE).bind(tenant.as_str()).bind(lineage);
             statement.read().await?.ok_or(sqlx::Error::RowNotFound)?.field("sessions")?
@@ -220,7 +218,21 @@ async fn lock_lineage(
     if !sessions.contains(session) || known != to_i64(sessions.len()) {
         return Ok(Lineage::Changed);
     }
-    Ok(Lineage::Locked { last_seq: row.field("last_seq")?, sessions })
+    Ok(Lineage::Locked { last_seq, sessions })
+}
+
+/// Returns the last message and the lineage of a session, which has none if it was never copied. Returns `None` if the session does
+/// not exist.
+async fn read_lineage(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+) -> Result<Option<(i64, Option<Uuid>)>, StoreError> {
+    const SELECT_LINEAGE: &str = "\
+        SELECT lineage, last_seq FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0";
+    let statement = transaction.statement(SELECT_LINEAGE).bind(tenant.as_str()).bind(session.as_str());
+    let Some(row) = statement.read().await? else { return Ok(None) };
+    Ok(Some((row.field("last_seq")?, row.field("lineage")?)))
 }
 
 /// Returns the sessions, among those of a lineage, that have the message of `session`.
