@@ -7,7 +7,9 @@
 
 use crate::capacity::{self, Thread};
 use crate::checkpoint;
-use std::future::Future;
+use futures_util::FutureExt as _;
+use futures_util::future::Either;
+use std::future::{Future, ready};
 use std::io;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -58,12 +60,13 @@ pub async fn spawn_cpu<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'sta
     spawn(LARGE, work).await
 }
 
-/// Runs a computation whose duration grows with `bytes`: on one of the threads if the input [is large](is_large).
-pub async fn spawn_cpu_if_large<T: Send + 'static>(
+/// Runs a computation whose duration grows with `bytes`: on one of the threads if the input [is large](is_large), otherwise at once,
+/// before the future is polled. So the future holds the result or a pointer, and not the computation.
+pub fn spawn_cpu_if_large<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    if is_large(bytes) { spawn(bytes, work).await } else { work() }
+) -> impl Future<Output = T> + Send {
+    if is_large(bytes) { Either::Left(spawn(bytes, work).boxed()) } else { Either::Right(ready(work())) }
 }
 
 /// Runs a future on the threads. Threads that it starts inherit the priority.

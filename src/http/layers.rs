@@ -41,7 +41,7 @@ pub(super) async fn observe(
     let mut response = match response_body::take_pretty(&mut request) {
         Ok(is_pretty) => {
             let response = next.run(request).instrument(log.span()).await;
-            if is_pretty { response_body::indented(response).await } else { response }
+            if is_pretty { response_body::indented(response).boxed().await } else { response }
         }
         Err(value) => {
             Problem::invalid_field("pretty", format!("is {value:?}: must be true or false")).into_response()
@@ -96,13 +96,13 @@ impl Guard {
         }
         let (in_flight, client) = match self.admit(&mut request, access, kind).await {
             Ok(admitted) => admitted,
-            Err(problem) => return Err(body_limits::discard_body(request, problem).await),
+            Err(problem) => return Err(body_limits::discard_body(request, problem).boxed().await),
         };
         let response = if kind == RouteKind::Buffered {
             let response = timeout(self.request_timeout, self.serve_buffered(client, request, next)).await;
             response.map_err(|_| Problem::timeout(self.request_timeout))??
         } else {
-            self.serve_streaming(client, request, next).await?
+            self.serve_streaming(client, request, next).boxed().await?
         };
         Ok(body_limits::hold_until_sent(in_flight, response))
     }

@@ -17,6 +17,7 @@ use crate::domain::session::{ForkKind, Session};
 use crate::domain::tail::TailLimit;
 use crate::storage::{ContextSnapshot, LoadedContext, SMALL_TAIL_BYTES, SessionHead, Store, StoreError};
 use crate::trace_context::step;
+use futures_util::FutureExt as _;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use std::sync::Arc;
@@ -106,6 +107,18 @@ impl ContextCache {
             }
         }
         self.metrics.misses.increment(1);
+        self.load_from_store(store, key, user, limit).boxed().await
+    }
+
+    /// Reads a session, and keeps its copy.
+    async fn load_from_store(
+        &self,
+        store: &Store,
+        key: Key,
+        user: Option<&UserId>,
+        limit: TailLimit,
+    ) -> Result<ContextSnapshot, Error> {
+        let (tenant, session) = &key;
         capacity::claim(SMALL_TAIL_BYTES * COPIES_OF_LOADED).await?;
         let snapshot =
             match store.load_context(tenant, session, user, limit).instrument(step!("load")).await? {
@@ -155,7 +168,7 @@ impl ContextCache {
         if known < head.last_seq {
             let (tenant, session) = key;
             let new = store.context_messages(tenant, session, head.incarnation, known, head.last_seq);
-            let new = new.instrument(step!("load")).await?;
+            let new = new.instrument(step!("load")).boxed().await?;
             let first_seq = first_seq(head.cursor, head.last_seq, limit.messages);
             match copy.tail.advance(first_seq, limit.bytes, new) {
                 Some(tail) if tail.last_seq() == head.last_seq => snapshot.tail = Arc::new(tail),

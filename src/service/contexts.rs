@@ -18,6 +18,7 @@ use crate::domain::tail::Tail;
 use crate::domain::tokens::{self, Tokenizer};
 use crate::storage::{ContextSnapshot, LeaseCondition};
 use crate::trace_context::step;
+use futures_util::FutureExt as _;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -97,12 +98,11 @@ pub struct ContextTokens {
 }
 
 /// The decision of a context request about consolidation.
-#[expect(clippy::large_enum_variant, reason = "one value per request, never stored")]
 enum ConsolidationCheck {
     /// No run is needed or possible now; the report says why.
     Report(ConsolidationReport),
     /// A run is due.
-    Due(DueRun),
+    Due(Box<DueRun>),
 }
 
 /// The parameters of a run that is due.
@@ -126,42 +126,9 @@ impl MemoryService {
         let snapshot = self.load_snapshot(tenant, session, &options).await?;
         let (snapshot, report) = match self.check_consolidation(&snapshot, options.mode) {
             ConsolidationCheck::Report(report) => (snapshot, report),
+            // A box, because few requests consolidate, and the future of each request would be larger.
             ConsolidationCheck::Due(due) => {
-                let cause = RunCause::Threshold;
-                let run = self.spawn_run(tenant, session, cause, due.condition, due.plan, &due.pools);
-                if due.mode == Mode::Background {
-                    (snapshot, Outcome::Scheduled.into())
-                } else {
-                    // The memory of the request is released while it waits, so a large snapshot is not kept.
-                    let kept = (!blocking::is_large(snapshot.tail.bytes())).then_some(snapshot);
-                    let wait = tokio::time::timeout(self.config.inline_wait, run);
-                    let finished = options.permit.release_while(wait).await;
-                    let snapshot = match (self.load_snapshot(tenant, session, &options).await, kept) {
-                        (Err(Error::Store(error)), Some(kept)) => {
-                            tracing::warn!(%error, "failed to read a session after its consolidation");
-                            kept
-                        }
-                        (reloaded, _) => reloaded?,
-                    };
-                    let report = match finished {
-                        // The run did not get the lease. The reason is in the new state of the session.
-                        Ok(Ok(ConsolidationReport { outcome: Outcome::InProgress, .. })) => {
-                            match self.check_consolidation(&snapshot, options.mode) {
-                                ConsolidationCheck::Report(report) => report,
-                                ConsolidationCheck::Due(_) => Outcome::InProgress.into(),
-                            }
-                        }
-                        Ok(Ok(report)) => report,
-                        Ok(Err(panic)) => {
-                            tracing::error!(%panic, "a consolidation panicked; its lease will expire");
-                            let reason = Some("a bug in precis".to_owned());
-                            ConsolidationReport { reason, ..Outcome::Failed.into() }
-                        }
-                        // The run continues after `inline_wait`.
-                        Err(_elapsed) => Outcome::InProgress.into(),
-                    };
-                    (snapshot, report)
-                }
+                self.consolidate_before(tenant, session, &options, snapshot, *due).boxed().await?
             }
         };
         self.metrics.record_context(report.outcome);
@@ -177,6 +144,51 @@ impl MemoryService {
         let (service, step) = (self.clone(), step!("assemble"));
         let assemble = move || step.in_scope(|| service.assemble(snapshot, options, report));
         blocking::spawn_cpu_if_large(bytes, assemble).await
+    }
+
+    /// Starts a consolidation. Waits for it in the mode `inline`, and then returns the new state of the session.
+    async fn consolidate_before(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        options: &ContextOptions,
+        snapshot: ContextSnapshot,
+        due: DueRun,
+    ) -> Result<(ContextSnapshot, ConsolidationReport), Error> {
+        let cause = RunCause::Threshold;
+        let run = self.spawn_run(tenant, session, cause, due.condition, due.plan, &due.pools);
+        if due.mode == Mode::Background {
+            return Ok((snapshot, Outcome::Scheduled.into()));
+        }
+        // The memory of the request is released while it waits, so a large snapshot is not kept.
+        let kept = (!blocking::is_large(snapshot.tail.bytes())).then_some(snapshot);
+        let wait = tokio::time::timeout(self.config.inline_wait, run);
+        let finished = options.permit.release_while(wait).await;
+        let snapshot = match (self.load_snapshot(tenant, session, options).await, kept) {
+            (Err(Error::Store(error)), Some(kept)) => {
+                tracing::warn!(%error, "failed to read a session after its consolidation");
+                kept
+            }
+            (reloaded, _) => reloaded?,
+        };
+        let report = match finished {
+            // The run did not get the lease. The reason is in the new state of the session.
+            Ok(Ok(ConsolidationReport { outcome: Outcome::InProgress, .. })) => {
+                match self.check_consolidation(&snapshot, options.mode) {
+                    ConsolidationCheck::Report(report) => report,
+                    ConsolidationCheck::Due(_) => Outcome::InProgress.into(),
+                }
+            }
+            Ok(Ok(report)) => report,
+            Ok(Err(panic)) => {
+                tracing::error!(%panic, "a consolidation panicked; its lease will expire");
+                let reason = Some("a bug in precis".to_owned());
+                ConsolidationReport { reason, ..Outcome::Failed.into() }
+            }
+            // The run continues after `inline_wait`.
+            Err(_elapsed) => Outcome::InProgress.into(),
+        };
+        Ok((snapshot, report))
     }
 
     /// Reads everything that a context consists of. If the request names a user, binds a session without a user to it, and
@@ -196,7 +208,7 @@ impl MemoryService {
             (Some(owner), Some(named)) if owner != named => return Err(Error::SessionUserMismatch),
             // The snapshot has the memory document of this user already.
             (None, Some(named)) => {
-                let owner = self.bind(tenant, session, named).await?;
+                let owner = self.bind(tenant, session, named).boxed().await?;
                 if let Some(state) = &mut snapshot.session {
                     state.user_id = Some(owner);
                 }
@@ -244,7 +256,7 @@ impl MemoryService {
                     let plan = plan.map(|plan| SnapshotPlan { incarnation, plan });
                     (LeaseCondition::IfUnchanged { revision: session.revision }, plan)
                 };
-                ConsolidationCheck::Due(DueRun { mode, pools: pools.clone(), condition, plan })
+                ConsolidationCheck::Due(Box::new(DueRun { mode, pools: pools.clone(), condition, plan }))
             }
         }
     }

@@ -5,6 +5,7 @@ use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::storage::{AppendOutcome, AppendRequest};
+use futures_util::FutureExt as _;
 use std::sync::Arc;
 
 impl MemoryService {
@@ -34,7 +35,7 @@ impl MemoryService {
         if blocking::is_large(bytes) {
             // The store completes every append. The memory of a large one is held until then.
             let this = self.clone();
-            complete_write(async move { this.append(request).await }).await
+            complete_write(async move { this.append(request).await }).boxed().await
         } else {
             self.append(request).await
         }

@@ -19,6 +19,7 @@ use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::session::{ConsolidationState, Session};
+use futures_util::FutureExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -189,7 +190,7 @@ impl Store {
                 match database.appends.append(request.clone()).await {
                     // The process that imported the session has died.
                     Err(StoreError::SessionImporting)
-                        if self.remove_stale_import(tenant, session).await? =>
+                        if self.remove_stale_import(tenant, session).boxed().await? =>
                     {
                         database.appends.append(request).await
                     }

@@ -8,6 +8,8 @@ use crate::domain::api_key::{ApiKey, KeyId, Scope};
 use crate::domain::id::TenantId;
 use crate::storage::StoredApiKey;
 use crate::storage::{Store, StoreError};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -96,7 +98,8 @@ impl Authenticator {
 
     async fn key(&self, id: &KeyId, staleness: Staleness) -> Result<Option<StoredApiKey>, StoreError> {
         let last = self.cached(id);
-        let (fetched_at, stored) = self.cached_or_fetch(last, staleness, self.store.api_key(id)).await?;
+        let (fetched_at, stored) =
+            self.cached_or_fetch(last, staleness, || self.store.api_key(id).boxed()).await?;
         let Some(fetched_at) = fetched_at else { return Ok(stored) };
         let mut cache = self.cache();
         if let Some(key) = &stored {
@@ -121,7 +124,8 @@ impl Authenticator {
         if let Some((_, true)) = last {
             return Ok(true);
         }
-        let (fetched_at, any) = self.cached_or_fetch(last, staleness, self.store.any_api_key()).await?;
+        let (fetched_at, any) =
+            self.cached_or_fetch(last, staleness, || self.store.any_api_key().boxed()).await?;
         if let Some(fetched_at) = fetched_at {
             self.cache().any = Some((fetched_at, any));
         }
@@ -130,11 +134,11 @@ impl Authenticator {
 
     /// Returns the cached value if it is fresh. Otherwise returns the answer of the store and its time. The time is that of
     /// the query, because a revocation during the query may be missing in the answer.
-    async fn cached_or_fetch<T>(
+    async fn cached_or_fetch<'f, T>(
         &self,
         last: Option<(Instant, T)>,
         staleness: Staleness,
-        fetch: impl Future<Output = Result<T, StoreError>>,
+        fetch: impl FnOnce() -> BoxFuture<'f, Result<T, StoreError>>,
     ) -> Result<(Option<Instant>, T), StoreError> {
         let now = Instant::now();
         let last = match last {
@@ -143,7 +147,7 @@ impl Authenticator {
             }
             last => last,
         };
-        match (fetch.await, last) {
+        match (fetch().await, last) {
             (Ok(value), _) => Ok((Some(now), value)),
             (Err(StoreError::Unavailable(_)), Some((_, value))) if staleness == Staleness::AllowStale => {
                 Ok((None, value))
