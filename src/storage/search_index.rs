@@ -53,10 +53,16 @@ const MAX_BATCH_MESSAGES: i64 = 1000;
 const MAX_BATCH_BYTES: i64 = 512 * 1024;
 /// Number of sessions that are marked as missing at once.
 const MAX_MARKED_SESSIONS: i64 = 250;
-/// Largest number of sessions whose missing messages are read and counted.
-const MAX_MISSING_SESSIONS: i64 = 1000;
 /// Delay before another attempt if others have changed all sessions of a batch.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
+
+/// The order of sessions with missing messages. A search reads the newest ones. The worker begins with the oldest ones, because an entry
+/// with a higher id means a later message.
+#[derive(Clone, Copy)]
+enum Order {
+    NewestFirst,
+    OldestFirst,
+}
 
 /// A session with missing messages.
 struct UnindexedSession {
@@ -77,18 +83,25 @@ struct Batch {
     entries: Vec<(usize, i64, i64, String)>,
 }
 
-/// Selects the version of the analyzer, and the sessions with missing messages: those with the most recent activity first.
+/// Selects the version of the analyzer, and the sessions with missing messages by the time of their last activity. Each order is that of
+/// an index, in one of its directions.
 macro_rules! select_unindexed {
-    ($tenant:literal) => {
+    ($tenant:literal, newest first) => {
+        select_unindexed!($tenant, "", "DESC")
+    };
+    ($tenant:literal, oldest first) => {
+        select_unindexed!($tenant, "DESC", "")
+    };
+    ($tenant:literal, $of_tenants:literal, $of_times:literal) => {
         concat!(
             "SELECT a.version, s.* FROM (SELECT 1) AS always LEFT JOIN search_analyzer AS a ON true LEFT JOIN (
                 SELECT tenant_id, session_id, user_id, incarnation, indexed_seq, last_seq, activity_hour, updated_at
                 FROM sessions
                 WHERE ", $tenant, " AND indexed_seq IS NOT NULL AND ($2 IS NULL OR session_id = $2)
                     AND ($3 IS NULL OR user_id = $3)
-                ORDER BY tenant_id, activity_hour DESC LIMIT $4
+                ORDER BY tenant_id ", $of_tenants, ", activity_hour ", $of_times, " LIMIT $4
             ) AS s ON true
-            ORDER BY tenant_id, activity_hour DESC, updated_at DESC, session_id"
+            ORDER BY tenant_id ", $of_tenants, ", activity_hour ", $of_times, ", updated_at ", $of_times, ", session_id"
         )
     };
 }
@@ -153,7 +166,8 @@ const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index() AS pages";
 
 impl Store {
     /// Returns the messages that are missing from the index, of the sessions with the most recent activity: at most
-    /// `max_messages`, until their JSON exceeds `max_bytes`. Considers only session and user of the filter.
+    /// `max_messages`, until their JSON exceeds `max_bytes`. Considers only session and user of the filter. Counts the others in
+    /// `max_messages + 1` sessions, so that their number is not zero if there are more.
     pub async fn missing_messages(
         &self,
         tenant: &TenantId,
@@ -162,8 +176,8 @@ impl Store {
         max_bytes: i64,
     ) -> Result<MissingMessages, StoreError> {
         let (session, user) = (filter.session.as_ref(), filter.user.as_ref());
-        let (analyzer, sessions) =
-            self.unindexed_sessions(Some(tenant), session, user, MAX_MISSING_SESSIONS).await?;
+        let limits = (Order::NewestFirst, max_messages + 1);
+        let (analyzer, sessions) = self.unindexed_sessions(Some(tenant), session, user, limits).await?;
         let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
         let newest = self.read_missing(Some(tenant), &sessions, true, max_messages, max_bytes).await?;
         let newest: Vec<_> = newest.into_iter().map(|(_, session, message)| (session, message)).collect();
@@ -176,11 +190,18 @@ impl Store {
         tenant: Option<&TenantId>,
         session: Option<&SessionId>,
         user: Option<&UserId>,
-        limit: i64,
+        (order, limit): (Order, i64),
     ) -> Result<(String, Vec<UnindexedSession>), StoreError> {
-        let statement = match tenant {
-            Some(tenant) => self.statement(tenant, select_unindexed!("tenant_id = $1")),
-            None => self.global_statement(select_unindexed!("$1 IS NULL")).bind(None::<&str>),
+        let statement = match (tenant, order) {
+            (Some(tenant), Order::NewestFirst) => {
+                self.statement(tenant, select_unindexed!("tenant_id = $1", newest first))
+            }
+            (Some(tenant), Order::OldestFirst) => {
+                self.statement(tenant, select_unindexed!("tenant_id = $1", oldest first))
+            }
+            (None, _) => {
+                self.global_statement(select_unindexed!("$1 IS NULL", oldest first)).bind(None::<&str>)
+            }
         };
         let statement = statement.bind(session.map(SessionId::as_str)).bind(user.map(UserId::as_str));
         let rows = statement.bind(limit).read_all().await?;
@@ -284,20 +305,8 @@ impl Store {
     /// On Postgres, the tenants are those in which this store has seen missing messages; [`Store::index_state`] finds all of them.
     pub async fn index_batch(&self) -> Result<Option<IndexedBatch>, StoreError> {
         let Some((analyzer, position)) = self.analyzer_of_index().await? else { return Ok(None) };
-        let tenant = match self {
-            Self::Postgres(database) => database.hints.take_unindexed(),
-            Self::Sqlite(_) => None,
-        };
-        if tenant.is_some() || matches!(self, Self::Sqlite(_)) {
-            let indexed = self.index_missing(analyzer, tenant.as_ref(), None).await;
-            if let (Some(tenant), Ok(Some(_)) | Err(_)) = (&tenant, &indexed) {
-                self.note_unindexed(tenant);
-            }
-            if let Some(indexed) = indexed?.or(tenant.as_ref().map(|_| IndexedBatch::default())) {
-                let is_last = indexed.is_last && tenant.is_none() && position.is_none();
-                return Ok(Some(IndexedBatch { is_last, ..indexed }));
-            }
-        }
+        // All sessions are marked before the first one is indexed: until then, a search does not find the messages of a session by the
+        // new analyzer, and does not know that they are missing.
         if let Some((tenant, session)) = position {
             let statement = self.global_statement(MARK_SESSIONS).bind(&*tenant).bind(&*session);
             statement.bind(MAX_MARKED_SESSIONS).write_together().await?;
@@ -306,7 +315,19 @@ impl Store {
             }
             return Ok(Some(IndexedBatch::default()));
         }
-        Ok(None)
+        let tenant = match self {
+            Self::Postgres(database) => database.hints.take_unindexed(),
+            Self::Sqlite(_) => None,
+        };
+        if tenant.is_none() && matches!(self, Self::Postgres(_)) {
+            return Ok(None);
+        }
+        let indexed = self.index_missing(analyzer, tenant.as_ref(), None).await;
+        if let (Some(tenant), Ok(Some(_)) | Err(_)) = (&tenant, &indexed) {
+            self.note_unindexed(tenant);
+        }
+        let indexed = indexed?.or(tenant.as_ref().map(|_| IndexedBatch::default()));
+        Ok(indexed.map(|indexed| IndexedBatch { is_last: indexed.is_last && tenant.is_none(), ..indexed }))
     }
 
     /// Moves the pending list of the full-text index on Postgres into its main structure, so that no exchange has to do that. Returns
@@ -347,7 +368,8 @@ impl Store {
         tenant: Option<&TenantId>,
         session: Option<&SessionId>,
     ) -> Result<Option<IndexedBatch>, StoreError> {
-        let (_, mut sessions) = self.unindexed_sessions(tenant, session, None, MAX_BATCH_MESSAGES).await?;
+        let limits = (Order::OldestFirst, MAX_BATCH_MESSAGES);
+        let (_, mut sessions) = self.unindexed_sessions(tenant, session, None, limits).await?;
         if let Self::Sqlite(database) = self {
             sessions.retain(|missing| !database.unindexing.contains(&missing.tenant, &missing.session));
         }

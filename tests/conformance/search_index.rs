@@ -380,16 +380,41 @@ async fn rebuild_continues_where_it_was_interrupted(backend: Backend) {
     demo.store.record_analyzer(Analyzer::new(Language::None), true).await.unwrap();
     assert!(sql.unindexed().await.is_empty(), "the change itself marks nothing");
     let of_index = "SELECT count(*) FROM search WHERE CAST(lexemes AS text) LIKE '%plums%'";
-    for _ in 0..4 {
+    for _ in 0..2 {
         assert!(demo.store.index_batch().await.unwrap().is_some());
     }
     let other = store_with(&backend, Some(Analyzer::default())).await;
     assert!(other.index_state().await.unwrap().is_rebuilding);
     let done = sql.number(of_index).await;
     assert!(done < 601, "{done}");
-    while other.index_batch().await.unwrap().is_some() {}
+    while let Some(batch) = other.index_batch().await.unwrap() {
+        // A search finds neither entries of the earlier analyzer nor sessions that are not marked.
+        assert!(batch.messages == 0 || !other.index_state().await.unwrap().is_rebuilding);
+    }
     assert_eq!(sql.number(of_index).await, 601);
     assert!(!other.index_state().await.unwrap().is_rebuilding);
+}
+
+/// A search looks up the entries with the highest ids as the newest ones.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_messages_are_indexed_from_the_oldest_session_on(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let without_search = store_with(&backend, None).await;
+    // The names are in another order than the times, and all sessions need several batches.
+    for session in ["b", "c", "a"] {
+        let session = Conversation { store: Arc::clone(&without_search), ..demo.session(session) };
+        session.say(&["plums"; 700]).await;
+    }
+    demo.index_all().await;
+    let first_id = async |sql: &mut Sql, session: &str| {
+        sql.number(&format!("SELECT min(id) FROM search WHERE session_id = '{session}'")).await
+    };
+    let last_of_b = sql.number("SELECT max(id) FROM search WHERE session_id = 'b'").await;
+    assert!(last_of_b < first_id(&mut sql, "c").await);
+    assert!(first_id(&mut sql, "c").await < first_id(&mut sql, "a").await);
 }
 
 /// SQLite reuses row ids after the highest one is deleted. New rows with such ids must not count as indexed.
