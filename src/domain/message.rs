@@ -305,4 +305,15 @@ mod tests {
         let errors = parse(&format!(r#"{{"role":"assistant","tool_calls":[{}]}}"#, calls.join(",")));
         assert_eq!(errors.expect_err("invalid")[0].field, "tool_calls[100000].id");
     }
+
+    /// Comparing each call with all others would take a minute.
+    #[test]
+    fn duplicate_id_among_100_000_tool_use_blocks_is_found() {
+        let block = |id: usize| format!(r#"{{"type":"tool_use","id":"{id}","name":"f","input":{{}}}}"#);
+        let blocks: Vec<String> = (0..100_000).chain([7]).map(block).collect();
+        let json = format!(r#"{{"role":"assistant","content":[{}]}}"#, blocks.join(","));
+        let raw = serde_json::value::RawValue::from_string(json).expect("JSON");
+        let errors = Message::parse_anthropic(&raw);
+        assert_eq!(errors.expect_err("invalid")[0].field, "content[100000].id");
+    }
 }

@@ -21,6 +21,8 @@ use std::fmt;
 const FUNCTION_ROLE: &str = "function";
 /// Largest field `extra` of a message, in bytes of its JSON.
 const MAX_EXTRA_BYTES: usize = 16 * 1024;
+/// Number of errors after which the other parts and calls of a message are not checked: a message can have millions of them.
+const MAX_ERRORS: usize = 1000;
 /// The types of content parts, for error texts.
 const KNOWN_PARTS: &str = "text, input_text, output_text, refusal, image_url, input_image, input_audio, file, input_file, \
     reasoning or thinking";
@@ -83,6 +85,8 @@ struct RawContentPart<'a> {
 #[derive(Default)]
 struct CallBlocks {
     calls: Vec<ToolCall>,
+    /// The ids of the calls.
+    ids: HashSet<String>,
     /// The id of the call that the first result answers.
     result_of: Option<String>,
 }
@@ -302,6 +306,9 @@ fn validate_tool_calls(calls: Vec<MapOnly<RawToolCall<'_>>>, errors: &mut Vec<Fi
     let mut valid = Vec::with_capacity(calls.len());
     let mut ids = HashSet::with_capacity(calls.len());
     for (index, MapOnly(call)) in calls.into_iter().enumerate() {
+        if errors.len() >= MAX_ERRORS {
+            break;
+        }
         let mut push = |field: &str, detail| {
             errors.push(FieldError::new(format!("tool_calls[{index}].{field}"), detail));
         };
@@ -353,6 +360,9 @@ impl RawContent<'_> {
         };
         let mut content = Content { is_list: true, ..Content::default() };
         for (index, MapOnly(part)) in parts.into_iter().enumerate() {
+            if errors.len() >= MAX_ERRORS {
+                break;
+            }
             let mut push = |field: &str, detail: String| {
                 errors.push(FieldError::new(format!("content[{index}].{field}"), detail));
             };
@@ -430,7 +440,7 @@ impl RawContentPart<'_> {
                 if role.is_some_and(|role| role != Role::Assistant) {
                     push("type", "only an assistant message calls tools".to_owned());
                 }
-                if blocks.calls.iter().any(|call| call.id == id) {
+                if !blocks.ids.insert(id.clone()) {
                     push("id", "used twice in this message".to_owned());
                 }
                 blocks.calls.push(ToolCall { id, name, arguments });
