@@ -3,43 +3,97 @@
 //! `RawValue` accepts lone surrogates and unlimited nesting, which some clients cannot parse. So the text is walked once
 //! with serde before any part of it is stored.
 
-use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
+use std::cell::Cell;
 use std::fmt;
 
 /// Largest value of the setting `limits.max_json_depth`. The parsers of some clients stop at 127 levels, and responses
 /// nest stored JSON up to three levels deeper. One deeper message would make its whole session unreadable.
 pub(crate) const MAX_JSON_DEPTH: usize = 120;
 
-/// Checks that `text` is one JSON value of at most `max_depth` nested lists and objects, without lone surrogates.
-/// The category of the error is `Data` if the value is nested too deeply.
-pub(crate) fn check_depth_and_encoding(text: &str, max_depth: usize) -> Result<(), serde_json::Error> {
+/// Largest number of values in a body, or in a line of an import: enough for a list of 80,000 messages. A value takes several hundred bytes
+/// while it is parsed, and only three bytes of a body.
+pub(crate) const MAX_JSON_VALUES: usize = 250_000;
+
+/// A reason why JSON is rejected.
+#[derive(Debug)]
+pub(crate) enum InvalidJson {
+    TooDeep,
+    TooManyValues,
+    Malformed(serde_json::Error),
+}
+
+/// Checks that `text` is one JSON value without lone surrogates, that it has at most `max_depth` nested lists and objects, and at most
+/// `max_values` values. Returns the number of its values; the keys of objects do not count.
+pub(crate) fn check_json(text: &str, max_depth: usize, max_values: usize) -> Result<usize, InvalidJson> {
+    let (values, is_too_deep) = (Cell::new(0), Cell::new(false));
+    let check = JsonCheck { remaining: max_depth, max_values, values: &values, is_too_deep: &is_too_deep };
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    DepthCheck { remaining: max_depth }.deserialize(&mut deserializer)?;
-    deserializer.end()
+    match check.deserialize(&mut deserializer).and_then(|()| deserializer.end()) {
+        Ok(()) => Ok(values.get()),
+        Err(_) if is_too_deep.get() => Err(InvalidJson::TooDeep),
+        Err(_) if values.get() > max_values => Err(InvalidJson::TooManyValues),
+        Err(error) => Err(InvalidJson::Malformed(error)),
+    }
 }
 
 /// A visitor that reads any JSON value and discards it.
 #[derive(Clone, Copy)]
-struct DepthCheck {
+struct JsonCheck<'c> {
+    /// Permitted levels of nesting.
     remaining: usize,
+    max_values: usize,
+    /// Number of values until now.
+    values: &'c Cell<usize>,
+    is_too_deep: &'c Cell<bool>,
 }
 
-impl DepthCheck {
-    fn one_level_deeper<E: serde::de::Error>(self) -> Result<Self, E> {
-        let remaining = self.remaining.checked_sub(1);
-        remaining.map(|remaining| Self { remaining }).ok_or_else(|| E::custom("nested too deeply"))
+impl JsonCheck<'_> {
+    fn one_level_deeper<E: Error>(self) -> Result<Self, E> {
+        let Some(remaining) = self.remaining.checked_sub(1) else {
+            self.is_too_deep.set(true);
+            return Err(E::custom("nested too deeply"));
+        };
+        Ok(Self { remaining, ..self })
     }
 }
 
-impl<'de> DeserializeSeed<'de> for DepthCheck {
+impl<'de> DeserializeSeed<'de> for JsonCheck<'_> {
     type Value = ();
 
     fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        self.values.set(self.values.get() + 1);
+        if self.values.get() > self.max_values {
+            return Err(D::Error::custom("too many values"));
+        }
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for DepthCheck {
+/// A visitor that checks the encoding of a key.
+struct KeyCheck;
+
+impl<'de> DeserializeSeed<'de> for KeyCheck {
+    type Value = ();
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KeyCheck {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+impl<'de> Visitor<'de> for JsonCheck<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,9 +132,27 @@ impl<'de> Visitor<'de> for DepthCheck {
 
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
         let inside = self.one_level_deeper()?;
-        while object.next_key_seed(inside)?.is_some() {
+        while object.next_key_seed(KeyCheck)?.is_some() {
             object.next_value_seed(inside)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_without_keys() {
+        let count =
+            |text: &str, max_values| check_json(text, 3, max_values).map_err(|error| format!("{error:?}"));
+        assert_eq!(count(r#"{"a":[1,"b",null,true,{}],"c":2.5}"#, 8), Ok(8));
+        assert_eq!(count(r#"{"a":[1,"b",null,true,{}],"c":2.5}"#, 7), Err("TooManyValues".to_owned()));
+        assert_eq!(count("[[[]]]", 9), Ok(3));
+        assert_eq!(count("[[[[]]]]", 9), Err("TooDeep".to_owned()));
+        for text in [r#"{"\ud800":1}"#, r#"["\ud800"]"#, "[1", "[] []", ""] {
+            assert!(matches!(check_json(text, 3, 9), Err(InvalidJson::Malformed(_))), "{text}");
+        }
     }
 }

@@ -29,11 +29,15 @@ use super::exchange::hash_text;
 use super::format::{Format, anthropic_call_id, anthropic_tool_name};
 use super::id::{SessionId, UserId};
 use super::json::as_integer;
+use super::json_validation::{MAX_JSON_DEPTH, check_json};
 use super::message::{Equivalent, Message, Role, block_equivalents, function_call_id, speaker_name};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use time::OffsetDateTime;
+
+/// Arguments of a call with more JSON values are compared as text.
+const MAX_ARGUMENT_VALUES: usize = 10_000;
 
 /// The complete list of the messages that a client has, without a leading system message.
 #[derive(Clone, Debug, Default)]
@@ -305,10 +309,13 @@ impl Call {
     }
 }
 
-/// Parses the arguments of a call. Those that the model wrote wrongly are compared as text.
+/// Parses the arguments of a call. Those that the model wrote wrongly are compared as text, and so are those of more values than fit into
+/// memory.
 fn parse_arguments(arguments: String) -> Value {
     let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
-    serde_json::from_str(&arguments).unwrap_or(Value::String(arguments))
+    let is_small = check_json(&arguments, MAX_JSON_DEPTH, MAX_ARGUMENT_VALUES).is_ok();
+    let parsed = is_small.then(|| serde_json::from_str(&arguments).ok()).flatten();
+    parsed.unwrap_or(Value::String(arguments))
 }
 
 /// Returns the arguments that the Anthropic format wraps in an object, because they are not an object.

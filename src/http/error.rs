@@ -620,15 +620,20 @@ impl IntoResponse for Problem {
     }
 }
 
+/// Shortens a part of a request for an error text.
+fn shorten(text: &str) -> String {
+    shorten_middle(text, MAX_DETAIL_CHARS / 2, |_| "…".to_owned())
+}
+
 /// Answers requests for unknown paths. `is_route` tells if a path is known.
 pub(super) fn route_not_found(method: &Method, uri: &Uri, is_route: impl Fn(&str) -> bool) -> Problem {
     let path = redact_path(uri.path());
-    let mut detail = format!("There is no route {method} {path}.");
+    let mut detail = format!("There is no route {} {}.", shorten(method.as_str()), shorten(&path));
     let without_slash = path.trim_end_matches('/');
     if without_slash.len() < path.len() {
         if is_route(without_slash) {
             // Writing to a String cannot fail.
-            let _ = write!(detail, " Leave out the slash at the end: {without_slash}.");
+            let _ = write!(detail, " Leave out the slash at the end: {}.", shorten(without_slash));
         }
     } else if path.starts_with("/sessions/") || path.starts_with("/users/") {
         detail.push_str(" Write a slash inside an id as %2F.");
@@ -639,7 +644,7 @@ pub(super) fn route_not_found(method: &Method, uri: &Uri, is_route: impl Fn(&str
 
 /// Answers requests with a method that the path does not have.
 pub(super) fn method_not_allowed(method: &Method, uri: &Uri, allowed: &[&str]) -> Problem {
-    let path = redact_path(uri.path());
+    let (path, method) = (shorten(&redact_path(uri.path())), shorten(method.as_str()));
     let detail = format!("{path} does not support {method}. Use {}.", allowed.join(" or "));
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed", detail)
 }
@@ -656,6 +661,16 @@ pub(super) fn panicked(panic: &(dyn Any + Send)) -> Response {
 mod tests {
     use super::*;
     use axum::body::to_bytes;
+
+    #[test]
+    fn long_path_is_shortened() {
+        let uri: Uri = format!("/{}", "z".repeat(60_000)).parse().expect("a path");
+        let missing = route_not_found(&Method::GET, &uri, |_| false);
+        let wrong_method = method_not_allowed(&Method::PUT, &uri, &["GET"]);
+        for problem in [missing, wrong_method] {
+            assert!(problem.detail().len() < 600, "{}", problem.detail());
+        }
+    }
 
     #[tokio::test]
     async fn panic_becomes_internal_problem_without_its_text() {

@@ -5,10 +5,12 @@ use super::headers::is_json;
 use super::json;
 use super::path::percent_decode;
 use crate::blocking;
+use crate::capacity;
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::json::field_error_from_serde;
+use crate::domain::json_validation::MAX_JSON_VALUES;
 use crate::domain::tool::Tool;
 use crate::domain::validation::FieldError;
 use crate::service::MemoryService;
@@ -253,7 +255,7 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Js
         reject_query(request.uri(), IN_BODY)?;
         let max_depth = max_json_depth(&request)?;
         let body = json_bytes(request, false).await?;
-        blocking::spawn_cpu_if_large(body.len(), move || json::parse(&body, max_depth)).await.map(Self)
+        parse_json(body, max_depth).await.map(Self)
     }
 }
 
@@ -270,11 +272,32 @@ impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest
         if body.is_empty() {
             return Ok(Self(T::default()));
         }
-        blocking::spawn_cpu_if_large(body.len(), move || json::parse(&body, max_depth)).await.map(Self)
+        parse_json(body, max_depth).await.map(Self)
     }
 }
 
-/// The text of a JSON object as the body, or `{}` if the body is empty. Query parameters are allowed.
+/// Memory of a value of a large body while it is parsed, in bytes.
+const MEMORY_OF_VALUE: usize = 256;
+
+/// Parses a body. A large one gets the memory of its values first, of which it can have many.
+async fn parse_json<T: DeserializeOwned + Send + 'static>(
+    body: Bytes,
+    max_depth: usize,
+) -> Result<T, Problem> {
+    let bytes = body.len();
+    if blocking::is_large(bytes) {
+        let checked = body.clone();
+        let count = move || json::check_body(&checked, max_depth, MAX_JSON_VALUES).map(|(_, values)| values);
+        let values = blocking::spawn_cpu_if_large(bytes, count).await?;
+        capacity::claim(values * MEMORY_OF_VALUE).await.map_err(|_| Problem::no_memory())?;
+    }
+    blocking::spawn_cpu_if_large(bytes, move || json::parse(&body, max_depth)).await
+}
+
+/// Largest number of JSON values in the call of a tool. The arguments of each tool are a few texts and numbers.
+pub(super) const MAX_VALUES_OF_CALL: usize = 10_000;
+
+/// The text of a small JSON object as the body, or `{}` if the body is empty. Query parameters are allowed.
 pub(super) struct JsonTextBody(pub(super) String);
 
 impl<S: Send + Sync> FromRequest<S> for JsonTextBody {
@@ -287,7 +310,9 @@ impl<S: Send + Sync> FromRequest<S> for JsonTextBody {
             return Ok(Self("{}".to_owned()));
         }
         let bytes = body.len();
-        let check = move || json::check_body(&body, max_depth).map(|text| Self(text.to_owned()));
+        let check = move || {
+            json::check_body(&body, max_depth, MAX_VALUES_OF_CALL).map(|(text, _)| Self(text.to_owned()))
+        };
         blocking::spawn_cpu_if_large(bytes, check).await
     }
 }

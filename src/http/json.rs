@@ -1,8 +1,9 @@
 //! Parsing of JSON request bodies with all errors at once, and stored JSON in responses.
 
 use super::error::{MAX_ERRORS, Problem};
+use crate::domain::json;
+use crate::domain::json_validation::{self, InvalidJson, MAX_JSON_VALUES};
 use crate::domain::validation::FieldError;
-use crate::domain::{json, json_validation};
 use crate::service::{Error, StoreError};
 use serde::de::value::Error as ValueError;
 use serde::de::{
@@ -22,7 +23,7 @@ pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
 /// Parses a JSON object with at most `max_depth` levels of nesting. All unknown fields and all fields of a wrong type are
 /// reported with their paths. (`deny_unknown_fields` stops at the first unknown field.)
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], max_depth: usize) -> Result<T, Problem> {
-    let text = check_body(bytes, max_depth)?;
+    let (text, _) = check_body(bytes, max_depth, MAX_JSON_VALUES)?;
     let mut errors: Vec<FieldError> = Vec::new();
     let mut removed: Vec<String> = Vec::new();
     let mut remainder = None;
@@ -224,27 +225,44 @@ fn path_string(path: &Path<'_>) -> String {
 /// Returns the text of a body if it is a JSON object that every client can parse. Raw JSON values are checked only here:
 /// `RawValue` accepts lone surrogates and any depth. Parsers of clients have limits from 127 levels on, and responses
 /// nest stored messages one or two levels deeper, so one deeper message would make its whole session unreadable.
-pub(super) fn check_body(bytes: &[u8], max_depth: usize) -> Result<&str, Problem> {
+/// Returns the number of its values, too.
+pub(super) fn check_body(
+    bytes: &[u8],
+    max_depth: usize,
+    max_values: usize,
+) -> Result<(&str, usize), Problem> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         Problem::malformed(format!("The body is not UTF-8 from byte {} on.", error.valid_up_to()))
     })?;
-    json_validation::check_depth_and_encoding(text, max_depth).map_err(|error| match error.classify() {
-        Category::Data => {
-            let detail = format!("is nested deeper than {max_depth} levels (limits.max_json_depth)");
-            Problem::invalid_field("body", detail)
+    let values = json_validation::check_json(text, max_depth, max_values).map_err(|error| {
+        let error = match error {
+            InvalidJson::TooDeep => {
+                let detail = format!("is nested deeper than {max_depth} levels (limits.max_json_depth)");
+                return Problem::invalid_field("body", detail);
+            }
+            InvalidJson::TooManyValues => {
+                let detail = format!(
+                    "has more than {max_values} JSON values, which is the limit of this request: send fewer messages, and large \
+                     data as text"
+                );
+                return Problem::invalid_field("body", detail);
+            }
+            InvalidJson::Malformed(error) => error,
+        };
+        match error.classify() {
+            Category::Eof if text.trim_ascii().is_empty() => {
+                Problem::malformed("The body is empty. Send a JSON object.")
+            }
+            Category::Eof => Problem::malformed(format!("The JSON of the body is incomplete: {error}.")),
+            _ if error.to_string().contains("hex escape") => Problem::malformed(format!(
+                "The body has an incomplete \\u escape or a lone surrogate: {error}."
+            )),
+            _ => Problem::malformed(format!("The body is not JSON: {error}.")),
         }
-        Category::Eof if text.trim_ascii().is_empty() => {
-            Problem::malformed("The body is empty. Send a JSON object.")
-        }
-        Category::Eof => Problem::malformed(format!("The JSON of the body is incomplete: {error}.")),
-        _ if error.to_string().contains("hex escape") => {
-            Problem::malformed(format!("The body has an incomplete \\u escape or a lone surrogate: {error}."))
-        }
-        _ => Problem::malformed(format!("The body is not JSON: {error}.")),
     })?;
     // serde also accepts an array for a struct.
     if text.trim_ascii_start().starts_with('{') {
-        Ok(text)
+        Ok((text, values))
     } else {
         Err(Problem::invalid_field("body", "must be a JSON object"))
     }
@@ -324,5 +342,15 @@ mod tests {
         let problem = serde_json::to_value(&problem).expect("JSON");
         assert_eq!(problem["errors"].as_array().map(Vec::len), Some(100));
         assert!(problem["detail"].as_str().is_some_and(|detail| detail.ends_with("u99, and 99900 more.")));
+    }
+
+    #[test]
+    fn body_with_too_many_values_is_rejected() {
+        let body = |values: usize| format!(r#"{{"a":[{}]}}"#, vec!["0"; values - 2].join(","));
+        assert!(check_body(body(MAX_JSON_VALUES).as_bytes(), 9, MAX_JSON_VALUES).is_ok());
+        let problem =
+            check_body(body(MAX_JSON_VALUES + 1).as_bytes(), 9, MAX_JSON_VALUES).expect_err("too many");
+        let text = serde_json::to_string(&problem).expect("JSON");
+        assert!(text.contains("has more than 250000 JSON values"), "{text}");
     }
 }

@@ -107,3 +107,39 @@ async fn exchanges_of_many_messages_have_a_common_limit(backend: Backend) {
     assert!(statuses.iter().any(|(status, _)| *status == 201), "{statuses:?}");
     assert!(service.peak_memory() < MAX_MEMORY, "{} MB", service.peak_memory());
 }
+
+/// A small JSON value takes several hundred bytes of memory while it is parsed, and three bytes of a body.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures memory and shares; run by .ci/run"]
+async fn json_values_have_a_common_limit(backend: Backend) {
+    let service = Service::start(backend, &[]).await;
+    let attacker = service.tenant("attacker").await;
+    let list = |value: &str, count: usize| format!("[{}]", vec![value; count].join(","));
+    let ping = |count| {
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"ping","params":{{"a":{}}}}}"#, list(r#"{"":0}"#, count))
+    };
+    let message = |field: &str, count| {
+        let values = list("{}", count);
+        format!(r#"{{"messages":[{{"role":"assistant","content":"a","{field}":{values}}}]}}"#)
+    };
+    for (attack, path, body) in [
+        ("tool calls below the limit", "/sessions/values/exchanges", message("tool_calls", 249_000)),
+        ("content parts below the limit", "/sessions/values/exchanges", message("content", 249_000)),
+        ("tool calls", "/sessions/values/exchanges", message("tool_calls", 2_500_000)),
+        (
+            "arguments of a tool",
+            "/sessions/values/tools/memory_read",
+            format!(r#"{{"a":{}}}"#, list(r#"{"":0}"#, 1_000_000)),
+        ),
+        ("MCP", "/mcp", ping(1_000_000)),
+    ] {
+        let attacker = attacker.clone();
+        let request = async move |_| {
+            attacker.post(path, &body).unchecked().await.map_or(0, |response| response.status().as_u16())
+        };
+        let statuses = flood(8, Duration::from_millis(800), request).await;
+        println!("{attack}: {statuses:?}, peak {} MB", service.peak_memory());
+        assert!(service.peak_memory() < MAX_MEMORY, "{attack}: {} MB", service.peak_memory());
+    }
+}

@@ -4,7 +4,7 @@
 
 use super::super::given_time::{message_time, stored_time};
 use super::super::id::{InvalidId, SessionId, UserId};
-use super::super::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
+use super::super::json_validation::{InvalidJson, MAX_JSON_DEPTH, MAX_JSON_VALUES, check_json};
 use super::super::limits::SizeLimits;
 use super::super::message::Message;
 use super::super::revision::{Revision, RevisionKind};
@@ -245,12 +245,18 @@ impl ExportReader {
         }
         let line_type = LineType::of(text)?;
         let max_depth = line_type.max_depth();
-        if let Err(error) = check_depth_and_encoding(text, max_depth) {
-            return if error.is_data() {
-                invalid("", format!("is nested deeper than {max_depth} levels"))
-            } else {
-                invalid("", "has a \\u escape that is incomplete, or half a surrogate pair")
-            };
+        match check_json(text, max_depth, MAX_JSON_VALUES) {
+            Ok(_) => {}
+            Err(InvalidJson::TooDeep) => {
+                return invalid("", format!("is nested deeper than {max_depth} levels"));
+            }
+            Err(InvalidJson::TooManyValues) => {
+                let detail = format!("has more than {MAX_JSON_VALUES} JSON values: send large data as text");
+                return invalid("", detail);
+            }
+            Err(InvalidJson::Malformed(_)) => {
+                return invalid("", "has a \\u escape that is incomplete, or half a surrogate pair");
+            }
         }
         let rows = match (self.position, line_type) {
             (Position::Start, LineType::Header) => {

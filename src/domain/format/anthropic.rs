@@ -7,7 +7,7 @@ use super::tool_pairing::{
 use super::types::{
     ItemJson, MessageList, RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix,
 };
-use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
+use crate::domain::json_validation::{MAX_JSON_DEPTH, check_json};
 use crate::domain::message::{
     AnthropicBlock, BlockSize, Message, Role, anthropic_blocks, describe_attachment, plain_text,
 };
@@ -430,7 +430,7 @@ fn tool_input(arguments: &str) -> Box<RawValue> {
         return raw_json(NO_ARGUMENTS.to_owned());
     }
     // Arguments are nested deeper in the list than in the stored message, where they are a string.
-    if text.starts_with('{') && check_depth_and_encoding(text, MAX_JSON_DEPTH - 8).is_ok() {
+    if text.starts_with('{') && check_json(text, MAX_JSON_DEPTH - 8, usize::MAX).is_ok() {
         return raw_json(text.to_owned());
     }
     raw_json(encode(&InvalidArguments { arguments }))

@@ -14,6 +14,7 @@ use crate::domain::shorten::shorten_middle;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
+use crate::http::extract::MAX_VALUES_OF_CALL;
 use crate::http::headers::{MCP_SESSION, MCP_USER, is_json};
 use crate::http::json;
 use crate::http::path::percent_decode;
@@ -64,8 +65,8 @@ const SUMMARY_TEMPLATE: &str = "precis://sessions/{session_id}/summary";
 /// The memory guide as a prompt.
 const GUIDE: &str = "memory_guide";
 const MARKDOWN: &str = "text/markdown";
-/// Longest name of an unknown method in an error.
-const MAX_METHOD_CHARS: usize = 100;
+/// Longest name of an unknown method, prompt or resource in an error.
+const MAX_SHOWN_CHARS: usize = 100;
 
 /// Tells how to name the user of a connection whose headers name the session.
 const HEADER_ADVICE: &str = "Only the application can name the user: with the header x-precis-user, or before this call in an \
@@ -86,7 +87,8 @@ pub(crate) async fn serve(
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::incomplete_body())?;
     let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
-    blocking::spawn_cpu_if_large(size, move || json::check_body(&checked, levels).map(|_| ())).await?;
+    let check = move || json::check_body(&checked, levels, MAX_VALUES_OF_CALL).map(|_| ());
+    blocking::spawn_cpu_if_large(size, check).await?;
     // The response is always JSON. The SDK requires that the client accepts both types.
     let accept = HeaderValue::from_static("application/json, text/event-stream");
     parts.headers.insert(header::ACCEPT, accept);
@@ -108,6 +110,11 @@ pub(crate) async fn serve(
         return Ok(answer);
     }
     Err(problem_from_plain_text(answer).await)
+}
+
+/// Shortens a value of the client for an error text.
+fn shorten(text: &str) -> String {
+    shorten_middle(text, MAX_SHOWN_CHARS, |_| "…".to_owned())
 }
 
 /// Converts a plain-text error of the SDK into a problem.
@@ -257,8 +264,10 @@ impl ServerHandler for McpServer {
         _: RequestContext<RoleServer>,
     ) -> Result<GetPromptResponse, ErrorData> {
         if request.name != GUIDE {
-            let error =
-                format!("params.name: there is no prompt {:?}: the only one is {GUIDE}", request.name);
+            let error = format!(
+                "params.name: there is no prompt {:?}: the only one is {GUIDE}",
+                shorten(&request.name)
+            );
             return Err(ErrorData::invalid_params(error, None));
         }
         let guide = PromptMessage::new_text(Role::User, self.service.memory_guide());
@@ -278,7 +287,7 @@ impl ServerHandler for McpServer {
             ReadResourceRequestMethod::VALUE => params_error::<ReadResourceRequestParams>(params),
             GetPromptRequestMethod::VALUE => params_error::<GetPromptRequestParams>(params),
             _ => {
-                let method = shorten_middle(&method, MAX_METHOD_CHARS, |_| "…".to_owned());
+                let method = shorten(&method);
                 return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None));
             }
         };
@@ -364,6 +373,7 @@ impl McpServer {
     /// Returns the summary with this URI.
     async fn summary(&self, uri: &str) -> Result<String, ErrorData> {
         let not_found = |reason: &str| {
+            let uri = shorten(uri);
             ErrorData::resource_not_found(format!("params.uri: there is no resource {uri:?}: {reason}"), None)
         };
         let session = if uri == SUMMARY_URI {
