@@ -112,7 +112,7 @@ impl MemoryService {
         // Hits beyond the limit can become the best ones.
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
         let Candidates { entries, weights } =
-            select_candidates(&self.store, tenant, &filter, &query, &read.candidates).await?;
+            select_candidates(&self.store, tenant, &filter, analyzer, &query, &read.candidates).await?;
         drop(thread);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in entries.chunks(MAX_RANKED) {
@@ -236,10 +236,12 @@ impl ReadMessages {
         blocking::spawn_cpu_if_large(bytes, parse).await
     }
 
-    /// Returns the number of messages that contain a word, and all phrases.
+    /// Returns the number of messages that contain all phrases, or a word if the query has no phrases.
     fn matches(&self) -> usize {
         let text_matches = self.candidates.iter().map(|candidate| &candidate.text_match);
-        text_matches.filter(|text_match| text_match.is_allowed && text_match.has_word()).count()
+        // The words of a phrase may all be stop words, which are no words of the query.
+        let has_phrase = !self.query.phrases.is_empty();
+        text_matches.filter(|found| found.is_allowed && (has_phrase || found.has_word())).count()
     }
 }
 
@@ -265,5 +267,28 @@ impl SearchHit {
             return text.to_owned();
         }
         self.snippet.pieces().map(|(piece, _)| piece).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::message::Message;
+
+    #[test]
+    fn message_with_a_phrase_of_stop_words_matches() {
+        for (text, matches) in [("\"the who\" concert", 1), ("concert", 2), ("\"a concert\" ferry", 1)] {
+            let analyzer = Analyzer::default();
+            let query = Arc::new(Query::parse(analyzer, text).expect("a query"));
+            let candidate = |(seq, text): (i64, &str)| {
+                let place = MessageRef { session: SessionId::new("s").expect("an id"), seq };
+                let message = Message::text(Role::User, text);
+                Candidate::new((analyzer, query.as_ref()), place, OffsetDateTime::UNIX_EPOCH, message)
+            };
+            let texts = ["I love The Who", "a concert", "one concert", "who is the one"];
+            let candidates = (1..).zip(texts).map(candidate).collect();
+            let read = ReadMessages { analyzer, query: Arc::clone(&query), candidates };
+            assert_eq!(read.matches(), matches, "{text}");
+        }
     }
 }

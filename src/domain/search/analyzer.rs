@@ -199,6 +199,11 @@ impl Analyzer {
         versions.find(|analyzer| analyzer.version() == label)
     }
 
+    /// Returns `true` if the words have English endings.
+    pub fn is_english(self) -> bool {
+        self.language == Language::English
+    }
+
     /// Returns the stems of irregular forms of English, by the form.
     fn irregular_stems(self) -> Option<&'static HashMap<&'static str, String>> {
         static STEMS: LazyLock<HashMap<&str, String>> = LazyLock::new(|| {

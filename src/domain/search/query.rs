@@ -1,8 +1,9 @@
 //! Parser of the query language: words, "phrases", -exclusions, prefix*.
 //!
-//! Every text with a word is a valid query. Punctuation without a meaning is ignored.
+//! Every text with a word is a valid query, unless it is too long or has too short or too many prefixes. Punctuation
+//! without a meaning is ignored.
 
-use super::analyzer::{Analyzer, Initials, Token};
+use super::analyzer::{Analyzer, Initials, Token, segments};
 use super::lexemes::TermPattern;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,6 +12,8 @@ const MAX_QUERY_CHARS: usize = 1000;
 /// Further clauses of a query are ignored.
 const MAX_CLAUSES: usize = 32;
 const MIN_STEM_CHARS: usize = 3;
+/// A lookup of a prefix reads every term of the index that begins with it.
+const MAX_PREFIXES: usize = 4;
 
 /// The reason why a query is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +24,12 @@ pub enum InvalidQuery {
     OnlyExclusions,
     #[error("has more than {MAX_QUERY_CHARS} characters: send the words that matter")]
     TooLong,
+    #[error(
+        "has the prefix {0}* of one letter: send at least two letters before the *, or the word without it"
+    )]
+    ShortPrefix(char),
+    #[error("has {0} prefixes, at most {MAX_PREFIXES} are allowed: send the other words without the *")]
+    TooManyPrefixes(usize),
 }
 
 /// A condition that a word of a message can match.
@@ -58,6 +67,8 @@ pub struct Query {
     pub excluded: Vec<Phrase>,
     /// `true` if stop words were removed from the query, as from a question.
     pub is_sentence: bool,
+    /// Removed stop words that are written as names, such as `Will`: they can name a speaker.
+    pub possible_names: Vec<Arc<str>>,
     /// The initials of the words that can match.
     pub initials: Initials,
 }
@@ -66,14 +77,19 @@ impl Query {
     /// Parses a query.
     ///
     /// # Errors
-    /// The query contains no word to search for, or is too long.
+    /// The query contains no word to search for, is too long, or has prefixes that too many words begin with.
     pub fn parse(analyzer: Analyzer, text: &str) -> Result<Self, InvalidQuery> {
         if text.chars().nth(MAX_QUERY_CHARS).is_some() {
             return Err(InvalidQuery::TooLong);
         }
         let mut query = Self::default();
         for (number, part) in split(text).iter().enumerate() {
-            query.add(analyzer, number, part);
+            query.add(analyzer, number, part)?;
+        }
+        let prefixes =
+            query.words.iter().filter(|word| matches!(word.pattern, Pattern::Prefix { .. })).count();
+        if prefixes > MAX_PREFIXES {
+            return Err(InvalidQuery::TooManyPrefixes(prefixes));
         }
         if query.words.is_empty() {
             let only = !query.excluded.is_empty();
@@ -111,12 +127,13 @@ impl Query {
             self.is_sentence = self.words.iter().any(is_stop_word);
             self.words.retain(|word| !is_stop_word(word));
         }
+        self.possible_names.retain(|term| stop_terms.contains(term));
     }
 
-    fn add(&mut self, analyzer: Analyzer, number: usize, part: &QueryPart<'_>) {
+    fn add(&mut self, analyzer: Analyzer, number: usize, part: &QueryPart<'_>) -> Result<(), InvalidQuery> {
         let mut tokens = analyzer.tokens(part.text);
         tokens.retain(|token| !token.is_unigram);
-        let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return };
+        let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return Ok(()) };
         let pattern = |token: &Token| {
             if !part.is_prefix || token.position < last.position {
                 return Pattern::Term(token.term.to_string());
@@ -129,7 +146,22 @@ impl Query {
         if part.is_excluded {
             // `-e-mail` excludes the phrase, not every message with an e.
             self.excluded.push(phrase);
-            return;
+            return Ok(());
+        }
+        if part.is_prefix {
+            let mut letters = last.unstemmed.chars();
+            let is_word = segments(part.text).last().is_some_and(|segment| segment.is_word);
+            if let (Some(letter), None, true) = (letters.next(), letters.next(), is_word) {
+                return Err(InvalidQuery::ShortPrefix(letter));
+            }
+        } else if number > 0 {
+            // The first word of a question is capitalized, too.
+            let is_capitalized = |token: &&Token| {
+                let word = part.text.get(token.range.clone()).unwrap_or_default();
+                word.starts_with(char::is_uppercase)
+            };
+            let names = tokens.iter().filter(is_capitalized).map(|token| Arc::clone(&token.term));
+            self.possible_names.extend(names);
         }
         if part.is_quoted {
             self.phrases.push(phrase.clone());
@@ -139,6 +171,7 @@ impl Query {
                 self.words.push(QueryWord { pattern, part: number });
             }
         }
+        Ok(())
     }
 }
 
@@ -167,31 +200,60 @@ impl Pattern {
 
     /// Returns the terms of the index of which a matching message has one. Other messages may have one, too.
     #[must_use]
-    pub fn index_terms(&self) -> Vec<TermPattern> {
+    pub fn index_terms(&self, analyzer: Analyzer) -> Vec<TermPattern> {
         match self {
             Self::Term(term) => vec![TermPattern::exact(term)],
             Self::Prefix { prefix, irregular_stems } => {
                 let irregular = irregular_stems.iter().map(TermPattern::exact);
-                prefix_patterns(prefix).into_iter().chain(irregular).collect()
+                prefix_patterns(analyzer, prefix).into_iter().chain(irregular).collect()
             }
         }
     }
 }
 
 /// Returns patterns for the stems of words with a prefix, because the index contains stems: a word that begins with
-/// `connecti` is indexed as `connect`, or as a term that begins with `connecti`.
-fn prefix_patterns(prefix: &str) -> Vec<TermPattern> {
-    let mut lexemes = vec![TermPattern { term: prefix.to_owned(), is_prefix: true }];
-    let ends = prefix.char_indices().map(|(at, _)| at).skip(MIN_STEM_CHARS);
-    for stem in ends.filter_map(|end| prefix.get(..end)) {
-        lexemes.push(TermPattern::exact(stem));
-        // Stemming changes a final y to i, and may append an e.
-        lexemes.push(TermPattern::exact(format!("{}i", stem.strip_suffix('y').unwrap_or(stem))));
+/// `connecti` is indexed as `connect`, or as a term that begins with `connecti`. Leaves out stop words, such as `the` for
+/// `theod`: the newest messages with a stop word would be the only candidates.
+fn prefix_patterns(analyzer: Analyzer, prefix: &str) -> Vec<TermPattern> {
+    let mut stems = Vec::new();
+    for (chars, (end, _)) in prefix.char_indices().enumerate() {
+        let (stem, ending) = prefix.split_at(end);
+        if chars >= MIN_STEM_CHARS {
+            stems.push(stem.to_owned());
+            // Stemming changes a final y to i, and may append an e.
+            stems.push(format!("{}i", stem.strip_suffix('y').unwrap_or(stem)));
+        }
+        if analyzer.is_english() {
+            stems.extend(english_stem(stem, ending));
+        }
     }
+    let stop_terms = analyzer.stop_terms();
+    stems.retain(|stem| !stop_terms.contains(stem.as_str()));
+    let mut lexemes = vec![TermPattern { term: prefix.to_owned(), is_prefix: true }];
     if let Some(stem) = prefix.strip_suffix('y') {
         lexemes.push(TermPattern { term: format!("{stem}i"), is_prefix: true });
     }
+    lexemes.extend(stems.into_iter().map(TermPattern::exact));
     lexemes
+}
+
+/// Returns the stem of an English word whose ending is, or begins like, -ing or -es, if the stem differs from the letters before
+/// it: `make` for `mak` and `in`, `die` for `dy` and `i`, `sky` for `ski` and `e`.
+fn english_stem(beginning: &str, ending: &str) -> Option<String> {
+    if beginning.len() >= MIN_STEM_CHARS && matches!(ending, "e" | "es") {
+        return beginning.strip_suffix('i').map(|stem| format!("{stem}y"));
+    }
+    let is_ing = ending.starts_with("ing") || "ing".starts_with(ending);
+    if beginning.len() < 2 || !is_ing {
+        return None;
+    }
+    let is_short = beginning.len() == 2;
+    match beginning.strip_suffix('y') {
+        Some(letter) if is_short => Some(format!("{letter}ie")),
+        // `go`: other short stems are too common to look for them, too.
+        _ if is_short && beginning.ends_with(['a', 'e', 'i', 'o', 'u']) => Some(beginning.to_owned()),
+        _ => Some(format!("{beginning}e")),
+    }
 }
 
 /// A part of a query with its operators.
@@ -313,13 +375,68 @@ mod tests {
             ("sk", "skies"),
             ("wen", "went"),
             ("bough", "bought"),
+            ("maki", "making"),
+            ("makin", "makings"),
+            ("hopi", "hoping"),
+            ("writi", "writing"),
+            ("usi", "using"),
+            ("goi", "going"),
+            ("skie", "skies"),
+            ("dyin", "dying"),
+            ("lyi", "lying"),
         ] {
-            let terms = words(&format!("{prefix}*"))[0].index_terms();
+            let terms = words(&format!("{prefix}*"))[0].index_terms(Analyzer::default());
             let stem = &*Analyzer::default().tokens(word)[0].term;
             let finds = |lexeme: &TermPattern| {
                 if lexeme.is_prefix { stem.starts_with(&lexeme.term) } else { stem == lexeme.term }
             };
             assert!(terms.iter().any(finds), "{prefix} {stem} {terms:?}");
+        }
+    }
+
+    #[test]
+    fn prefix_that_begins_with_a_stop_word_does_not_match_the_stop_word() {
+        for (prefix, stop_word) in [("theod", "the"), ("someth", "some"), ("thi", "the")] {
+            let terms = prefix_patterns(Analyzer::default(), prefix);
+            assert!(terms.iter().all(|pattern| pattern.term != stop_word), "{prefix} {terms:?}");
+            assert_eq!(terms[0], TermPattern { term: prefix.to_owned(), is_prefix: true });
+        }
+    }
+
+    #[test]
+    fn prefix_of_one_letter_or_one_of_too_many_is_rejected() {
+        for (text, error) in [
+            ("a*", InvalidQuery::ShortPrefix('a')),
+            ("ferry É*", InvalidQuery::ShortPrefix('e')),
+            ("e-m*", InvalidQuery::ShortPrefix('m')),
+            ("aa* bb* cc* dd* ee*", InvalidQuery::TooManyPrefixes(5)),
+        ] {
+            assert_eq!(parse(text), Err(error), "{text}");
+        }
+        // Exclusions and repetitions need no lookup, and a character of a script without spaces is as rare as a word.
+        for text in ["ab*", "ferry -a*", "数*", "aa* bb* cc* dd* aa*"] {
+            assert!(parse(text).is_ok(), "{text}");
+        }
+        let texts =
+            [InvalidQuery::ShortPrefix('a'), InvalidQuery::TooManyPrefixes(5)].map(|error| error.to_string());
+        assert_eq!(
+            texts,
+            [
+                "has the prefix a* of one letter: send at least two letters before the *, or the word without it",
+                "has 5 prefixes, at most 4 are allowed: send the other words without the *",
+            ]
+        );
+    }
+
+    #[test]
+    fn stop_word_that_is_written_as_a_name_is_a_possible_name() {
+        let names = |text: &str| {
+            let names = parse(text).expect(text).possible_names;
+            names.iter().map(ToString::to_string).collect::<Vec<String>>()
+        };
+        assert_eq!(names("what did Will buy"), ["will"]);
+        for text in ["Will it rain", "it will rain in Paris", "rain -Will", "rain Will*"] {
+            assert_eq!(names(text), [""; 0], "{text}");
         }
     }
 }

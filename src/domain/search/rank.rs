@@ -91,7 +91,11 @@ impl<'a> Ranking<'a> {
         }
         let (all_weights, mut weights, mut named) = (weights, weights.to_vec(), HashSet::default());
         for speaker in by_position.values().flat_map(speakers).collect::<HashSet<_>>() {
-            let name = analyzer.tokens(speaker).into_iter().map(|token| token.term).collect();
+            let name: std::collections::HashSet<_> =
+                analyzer.tokens(speaker).into_iter().map(|token| token.term).collect();
+            if !name.is_empty() && name.iter().all(|term| query.possible_names.contains(term)) {
+                named.insert(speaker);
+            }
             for (weight, word) in weights.iter_mut().zip(&query.words) {
                 if word.pattern.is_term_in(&name) {
                     *weight = 0.0;
@@ -99,8 +103,12 @@ impl<'a> Ranking<'a> {
                 }
             }
         }
-        // If the query consists of names, they are search terms.
-        if weights.iter().all(|weight| *weight == 0.0) {
+        let contains_other_word = |candidate: &Candidate| {
+            let mut words = candidate.text_match.frequencies.iter().zip(&weights);
+            words.any(|(frequency, weight)| *frequency > 0 && *weight > 0.0)
+        };
+        // If the query consists of names, or its other words are nowhere, the names are search terms.
+        if !candidates.iter().any(contains_other_word) {
             (weights, named) = (all_weights.to_vec(), HashSet::default());
         }
         Self { query, candidates, by_position, weights, named }
@@ -162,7 +170,8 @@ impl<'a> Ranking<'a> {
             window.iter_mut().zip(words).for_each(|(sum, frequency)| *sum += share * *frequency as f64);
         };
         add(&mut window, seq, 1.0);
-        let contains_word = self.contained_parts(&window) > 0;
+        // A message without the phrases of the query is not allowed. Phrases can consist of stop words, which are no words.
+        let contains_word = !self.query.phrases.is_empty() || self.contained_parts(&window) > 0;
         neighbours(seq).for_each(|(seq, share)| add(&mut window, seq, share));
         let min_words =
             if self.query.is_sentence { MIN_NEIGHBOUR_WORDS_OF_SENTENCE } else { MIN_NEIGHBOUR_WORDS };
@@ -251,6 +260,9 @@ mod tests {
         assert_eq!(hits("night -\"night ferry\"", &texts), [3, 1]);
         assert_eq!(hits("fer* -by", &texts), [4, 2, 0]);
         assert_eq!(hits("\"数据库\"", &["关系数据库", "数据和据库", "数据库"]), [2, 0]);
+        // A phrase of stop words.
+        let texts = ["I love The Who", "a concert", "who is the one", "The Who in concert"];
+        assert_eq!(hits("\"the who\" concert", &texts), [3, 0]);
     }
 
     #[test]
@@ -304,10 +316,19 @@ mod tests {
         ];
         assert_eq!(positions("what did Ada say about the ferry", &messages), [("a", 10), ("a", 20)]);
         assert_eq!(positions("ferry", &messages), [("a", 20), ("a", 10)]);
-        assert_eq!(positions("Ada", &messages), [("a", 30), ("a", 10)]);
+        for query in ["Ada", "Ada zebra", "what did Ada say about zebras"] {
+            assert_eq!(positions(query, &messages), [("a", 30), ("a", 10)], "{query}");
+        }
         // Here, it is a word like others.
         let messages = [("a", 10, "Note: the ferry"), ("a", 20, "a note of the ferry"), ("a", 30, "a ferry")];
         assert_eq!(positions("ferry note", &messages), [("a", 20), ("a", 10), ("a", 30)]);
+    }
+
+    #[test]
+    fn name_of_a_speaker_can_be_a_stop_word() {
+        let messages = [("a", 10, "Will: the boat is blue"), ("a", 20, "Ada: the boat is red")];
+        assert_eq!(positions("which boat has Will", &messages), [("a", 10), ("a", 20)]);
+        assert_eq!(positions("which boat will come", &messages), [("a", 20), ("a", 10)]);
     }
 
     #[test]

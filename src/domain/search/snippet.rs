@@ -115,7 +115,7 @@ mod tests {
         assert!(shown.starts_with('…') && shown.ends_with('…') && shown.len() < 400, "{shown}");
         // A word longer than the snippet is shown completely.
         let word = "é".repeat(999);
-        assert_eq!(bracketed("é*", &format!("see {word} there")), format!("see [{word}]…"));
+        assert_eq!(bracketed("éé*", &format!("see {word} there")), format!("see [{word}]…"));
         assert_eq!(bracketed("ferry", "nothing of it"), "nothing of it");
     }
 }

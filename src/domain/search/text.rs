@@ -22,6 +22,8 @@ pub fn searchable_text(message: &Message) -> String {
 
 const MAX_SPEAKER_CHARS: usize = 40;
 const MAX_SPEAKER_WORDS: usize = 3;
+/// The beginning of a longer `name` is enough: a search analyzes the names of all candidates.
+const MAX_NAME_CHARS: usize = 128;
 
 /// The speaker of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,9 +34,15 @@ pub struct Speaker {
 }
 
 /// Returns the speaker: the `name` of the message, or `Ada` if the text begins with `Ada: `, as in a transcript.
+/// The `name` of a tool message is that of the tool.
 #[must_use]
 pub fn speaker(message: &Message, text: &str) -> Option<Speaker> {
+    if message.role() == Role::Tool {
+        return None;
+    }
     if let Some(name) = message.name() {
+        let end = name.char_indices().nth(MAX_NAME_CHARS).map_or(name.len(), |(end, _)| end);
+        let name = name.get(..end).unwrap_or_default();
         return Some(Speaker { name: name.to_owned(), is_leading: false });
     }
     let (name, _) = text.split_once(": ")?;
@@ -103,6 +111,22 @@ mod tests {
         assert_eq!(searched(&parts), "a\nb");
         let path = json!({"role": "user", "content": "[note] C:\\new"});
         assert_eq!(searched(&path), "[note] C:\\new");
+    }
+
+    #[test]
+    fn speaker_is_the_name_or_leads_the_text_except_of_a_tool() {
+        let name_of = |message: serde_json::Value| {
+            let message = Message::from_stored(message.to_string()).expect("valid");
+            speaker(&message, message.content()).map(|speaker| (speaker.name, speaker.is_leading))
+        };
+        let user = |name: &str| json!({"role": "user", "name": name, "content": "Bob: hello"});
+        assert_eq!(name_of(user("Ada")), Some(("Ada".to_owned(), false)));
+        assert_eq!(name_of(user(&"é".repeat(1000))), Some(("é".repeat(MAX_NAME_CHARS), false)));
+        let unnamed = json!({"role": "user", "content": "Bob: hello"});
+        assert_eq!(name_of(unnamed), Some(("Bob".to_owned(), true)));
+        let tool =
+            json!({"role": "tool", "tool_call_id": "1", "name": "get_weather", "content": "Sun: all day"});
+        assert_eq!(name_of(tool), None);
     }
 
     #[test]

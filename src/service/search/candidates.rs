@@ -1,6 +1,7 @@
 //! Selects the messages that are worth parsing: the newest messages of each word of the query, however common the word is.
 
 use crate::domain::id::TenantId;
+use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::lexemes::TermQuery;
 use crate::domain::search::matcher::TextMatch;
 use crate::domain::search::query::{Query, QueryWord};
@@ -30,12 +31,13 @@ pub(super) async fn select_candidates(
     store: &Arc<Store>,
     tenant: &TenantId,
     filter: &SearchFilter,
+    analyzer: Analyzer,
     query: &Query,
     unindexed: &[Candidate],
 ) -> Result<Candidates, StoreError> {
-    let required = query.phrases.iter().flatten().map(|(_, pattern)| pattern.index_terms());
+    let required = query.phrases.iter().flatten().map(|(_, pattern)| pattern.index_terms(analyzer));
     let required: Vec<_> = required.collect();
-    let of_word = |word: &QueryWord| TermQuery(vec![word.pattern.index_terms()]);
+    let of_word = |word: &QueryWord| TermQuery(vec![word.pattern.index_terms(analyzer)]);
     let mut queries: Vec<TermQuery> = query.words.iter().map(of_word).collect();
     queries.push(all_messages(filter));
     if !required.is_empty() {
@@ -102,8 +104,14 @@ fn most_promising(
     entries.into_iter().map(|(_, entry)| entry).collect()
 }
 
-/// Positions of entries in the history: their `seq` if the filter names a session, else their ids.
-struct Positions(Option<HashMap<i64, i64>>);
+/// Positions of entries in the history.
+struct Positions {
+    /// The `seq` of entries, if the filter names a session. Otherwise, positions are ids.
+    seqs: Option<HashMap<i64, i64>>,
+    /// The position from which frequencies are estimated. The entries of all tenants share the ids, so outside a session it is the
+    /// oldest entry that was found: the filter need not match anything before.
+    first: i64,
+}
 
 impl Positions {
     /// Reads the positions from which frequencies are estimated.
@@ -115,16 +123,19 @@ impl Positions {
         by_word: &[Vec<IndexEntry>],
     ) -> Result<Self, StoreError> {
         if filter.session.is_none() {
-            return Ok(Self(None));
+            let oldest = by_word.iter().map(Vec::as_slice).chain([all]).filter_map(<[_]>::last);
+            let first = oldest.map(|entry| entry.id).min().unwrap_or(1);
+            return Ok(Self { seqs: None, first });
         }
         let lasts = by_word.iter().map(Vec::as_slice).chain([all]).filter_map(last_of_many);
         let entries: Vec<IndexEntry> = all.first().into_iter().chain(lasts).cloned().collect();
         let located = store.locate_entries(tenant, filter, &entries).await?;
-        Ok(Self(Some(located.into_iter().map(|(id, message)| (id, message.seq)).collect())))
+        let seqs = located.into_iter().map(|(id, message)| (id, message.seq)).collect();
+        Ok(Self { seqs: Some(seqs), first: 1 })
     }
 
     fn of(&self, entry: &IndexEntry) -> Option<i64> {
-        self.0.as_ref().map_or(Some(entry.id), |seqs| seqs.get(&entry.id).copied())
+        self.seqs.as_ref().map_or(Some(entry.id), |seqs| seqs.get(&entry.id).copied())
     }
 
     /// Returns the number of messages that match a query: exact if all of them were found, else estimated from the part of all
@@ -134,12 +145,30 @@ impl Positions {
         let newest = all.first().and_then(|entry| self.of(entry));
         let oldest = last_of_many(found).and_then(|entry| self.of(entry));
         let Some((newest, oldest)) = newest.zip(oldest) else { return matches };
-        let estimate = i128::from(matches) * i128::from(newest) / i128::from((newest - oldest + 1).max(1));
-        i64::try_from(estimate).unwrap_or(i64::MAX).max(matches)
+        extrapolate(matches, newest - oldest + 1, newest - self.first + 1)
     }
+}
+
+/// Returns the number of matches at `all` positions if there are so many at the newest `searched` of them.
+fn extrapolate(matches: i64, searched: i64, all: i64) -> i64 {
+    let estimate = i128::from(matches) * i128::from(all) / i128::from(searched.max(1));
+    i64::try_from(estimate).unwrap_or(i64::MAX).max(matches)
 }
 
 /// Returns the last entry if there may be more.
 fn last_of_many(found: &[IndexEntry]) -> Option<&IndexEntry> {
     found.get(MAX_CANDIDATES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequency_is_extrapolated_from_the_searched_positions() {
+        assert_eq!(extrapolate(1000, 2000, 10_000), 5000);
+        assert_eq!(extrapolate(1000, 2000, 2000), 1000);
+        assert_eq!(extrapolate(1000, 2000, 0), 1000);
+        assert_eq!(extrapolate(i64::MAX, 1, i64::MAX), i64::MAX);
+    }
 }
