@@ -7,8 +7,10 @@
 
 use super::search::analyzer::{Analyzer, StopTerms, segments};
 use super::sentence_bounds::sentence_ends;
+use crate::checkpoint;
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The score from which a sentence counts as supported.
@@ -20,6 +22,11 @@ const MAX_SUMMARY_BYTES: usize = 64 * 1024;
 /// Longest name of a speaker before a sentence, in words and in bytes.
 const MAX_LABEL_WORDS: usize = 5;
 const MAX_LABEL_BYTES: usize = 256;
+/// Steps of the search for exact sentences. Usual texts take about one per word. Texts that repeat the same words and numbers could
+/// take as many as the product of their lengths.
+const MAX_EXACT_STEPS: usize = 50_000_000;
+/// A step takes a small part of the time in which a byte is analyzed.
+const STEPS_PER_BYTE: usize = 16;
 
 /// A message that the summary covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,16 +55,26 @@ impl SentenceSource {
     }
 }
 
-/// Returns the sources of the sentences of a summary, and `false` if the summary is so long that only its beginning was compared.
+/// Returns the sources of the sentences of a summary, and `false` if the summary is so long that only its beginning was compared, or
+/// if its words and those of the messages repeat so often that exact sentences can be missing.
 /// `messages` are in the order of the conversation. Of equal sources, the first one is returned.
 pub fn find(analyzer: Analyzer, summary: &str, messages: &[SourceMessage]) -> (Vec<SentenceSource>, bool) {
+    find_within(MAX_EXACT_STEPS, analyzer, summary, messages)
+}
+
+fn find_within(
+    exact_steps: usize,
+    analyzer: Analyzer,
+    summary: &str,
+    messages: &[SourceMessage],
+) -> (Vec<SentenceSource>, bool) {
     let compared = summary.get(..summary.floor_char_boundary(MAX_SUMMARY_BYTES)).unwrap_or_default();
     let mut texts = sentences(compared);
-    let is_complete = compared.len() == summary.len() && texts.len() <= MAX_SENTENCES;
+    let is_whole = compared.len() == summary.len() && texts.len() <= MAX_SENTENCES;
     texts.truncate(MAX_SENTENCES);
     let mut vocabulary = Vocabulary::new(analyzer);
     let sentences: Vec<Sentence> = texts.iter().map(|text| Sentence::new(text, &mut vocabulary)).collect();
-    let mut exact = ExactSearch::new(&sentences);
+    let mut exact = ExactSearch::new(&sentences, exact_steps);
     let mut postings: Vec<Vec<usize>> = vec![Vec::new(); vocabulary.ids.len()];
     for (number, message) in messages.iter().enumerate() {
         let words = vocabulary.read(&message.text);
@@ -69,6 +86,7 @@ pub fn find(analyzer: Analyzer, summary: &str, messages: &[SourceMessage]) -> (V
             }
         }
     }
+    let is_complete = is_whole && !exact.is_cut_off();
     let mut scores = vec![0.0; messages.len()];
     let sources = sentences.iter().zip(texts).zip(exact.found).map(|((sentence, text), exact)| {
         let text = text.to_owned();
@@ -120,7 +138,7 @@ fn without_label(sentence: &str) -> &str {
 struct Word {
     term: Option<usize>,
     form: Option<usize>,
-    /// Could be the number of an item of a list, which the extractive summariser leaves out.
+    /// Could be the number of an item of a list, which the extractive summariser leaves out. Equal forms have equal values.
     is_item_number: bool,
 }
 
@@ -146,6 +164,7 @@ impl Vocabulary {
             let raw = text.get(segment.range.clone()).unwrap_or_default();
             for (term, form) in forms(self.analyzer, raw) {
                 let is_stop_term = self.stop_words.contains(&*term);
+                let is_item_number = is_item_number(&form);
                 let [term, form] = [term.to_string(), format!("={form}")].map(|key| {
                     let next = self.ids.len();
                     *self.ids.entry(key).or_insert(next)
@@ -153,7 +172,7 @@ impl Vocabulary {
                 if is_stop_term {
                     self.stop_terms.insert(term);
                 }
-                words.push(Word { term: Some(term), form: Some(form), is_item_number: is_item_number(raw) });
+                words.push(Word { term: Some(term), form: Some(form), is_item_number });
             }
         }
         words
@@ -172,7 +191,7 @@ impl Vocabulary {
             let word = |(term, form): (Arc<str>, Arc<str>)| Word {
                 term: id(&term),
                 form: id(&format!("={form}")),
-                is_item_number: is_item_number(raw),
+                is_item_number: is_item_number(&form),
             };
             let read: Vec<Word> = forms(self.analyzer, raw).map(word).collect();
             words.extend(&read);
@@ -188,14 +207,16 @@ fn forms(analyzer: Analyzer, raw: &str) -> impl Iterator<Item = (Arc<str>, Arc<s
     tokens.map(|token| (token.term, token.unstemmed))
 }
 
-fn is_item_number(raw: &str) -> bool {
-    raw.len() <= 3 && raw.bytes().all(|byte| byte.is_ascii_digit())
+fn is_item_number(form: &str) -> bool {
+    form.len() <= 3 && form.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// The words of a sentence, without its speaker.
 struct Sentence {
     /// The unstemmed words, in order.
     forms: Vec<usize>,
+    /// The same without item numbers.
+    unnumbered: Vec<usize>,
     /// The distinct terms, without stop words if there are others.
     terms: Vec<usize>,
 }
@@ -210,7 +231,9 @@ impl Sentence {
         }
         // The order of a set differs between runs, and so would sums.
         terms.sort_unstable();
-        Self { forms: words.iter().filter_map(|word| word.form).collect(), terms }
+        let unnumbered =
+            words.iter().filter(|word| !word.is_item_number).filter_map(|word| word.form).collect();
+        Self { forms: words.iter().filter_map(|word| word.form).collect(), unnumbered, terms }
     }
 
     /// Returns the number of the message that covers most of the sentence, and its score. `scores` has a zero for each message, and
@@ -219,6 +242,7 @@ impl Sentence {
         let mut total = 0.0;
         let of = |term: &usize| postings.get(*term).map(Vec::as_slice).unwrap_or_default();
         for posting in self.terms.iter().map(of) {
+            checkpoint::passed(1 + posting.len() / STEPS_PER_BYTE);
             let weight = weight(posting.len(), scores.len());
             total += weight;
             for number in posting {
@@ -254,59 +278,214 @@ fn weight(frequency: usize, messages: usize) -> f64 {
     ((number(messages) + 1.0) / (number(frequency) + 0.5)).ln()
 }
 
-/// Searches for the words of all sentences in one pass over each message.
+/// Searches for the words of all sentences in one pass over each message, by the algorithm of Aho and Corasick.
+///
+/// A message can have more item numbers than a sentence, so the pass skips them. The numbers of a sentence are compared only if its
+/// other words follow each other in the message.
 struct ExactSearch<'s> {
     sentences: &'s [Sentence],
-    /// Numbers of the sentences by their first two words.
-    by_beginning: HashMap<(usize, usize), Vec<usize>>,
+    /// The beginnings of all sentences without item numbers. The first one is empty.
+    beginnings: Vec<Beginning>,
+    /// The beginnings by the one that is a word shorter and by their last word.
+    longer: HashMap<(usize, usize), usize>,
     /// The first message that contains the words of each sentence.
     found: Vec<Option<usize>>,
+    /// Number of searched sentences that are not found yet.
+    missing: usize,
+    steps: Steps,
+}
+
+/// The first words of a sentence.
+#[derive(Default)]
+struct Beginning {
+    /// Number of words.
+    length: usize,
+    /// The beginning without its last word.
+    shorter: usize,
+    last_word: usize,
+    /// The longest other beginning with which the words of this one end; 0 for the empty one.
+    suffix: usize,
+    /// The first one of the suffixes that is a whole sentence; 0 if there is none.
+    whole_suffix: usize,
+    /// The sentences of exactly these words that are not found yet.
+    sentences: Vec<usize>,
+}
+
+/// The steps that a search may still take.
+struct Steps {
+    left: usize,
+}
+
+impl Steps {
+    fn spend(&mut self, steps: usize) {
+        self.left = self.left.saturating_sub(steps);
+        checkpoint::passed(1 + steps / STEPS_PER_BYTE);
+    }
 }
 
 impl<'s> ExactSearch<'s> {
-    fn new(sentences: &'s [Sentence]) -> Self {
-        let mut by_beginning: HashMap<_, Vec<usize>> = HashMap::new();
+    fn new(sentences: &'s [Sentence], steps: usize) -> Self {
+        let mut search = Self {
+            sentences,
+            beginnings: vec![Beginning::default()],
+            longer: HashMap::new(),
+            found: vec![None; sentences.len()],
+            missing: 0,
+            steps: Steps { left: steps },
+        };
         for (number, sentence) in sentences.iter().enumerate() {
             // A sequence of fewer than three words occurs in many messages by chance.
-            if let [first, second, _, ..] = *sentence.forms {
-                by_beginning.entry((first, second)).or_default().push(number);
+            if sentence.forms.len() > 2 {
+                search.add(number, &sentence.unnumbered);
             }
         }
-        Self { sentences, by_beginning, found: vec![None; sentences.len()] }
+        search.link();
+        search
+    }
+
+    /// Adds the beginnings of a sentence.
+    fn add(&mut self, number: usize, words: &[usize]) {
+        let mut shorter = 0;
+        for (word, length) in words.iter().zip(1..) {
+            let next = self.beginnings.len();
+            let beginning = *self.longer.entry((shorter, *word)).or_insert(next);
+            if beginning == next {
+                let added = Beginning { length, shorter, last_word: *word, ..Beginning::default() };
+                self.beginnings.push(added);
+            }
+            shorter = beginning;
+        }
+        if let Some(whole) = self.beginnings.get_mut(shorter) {
+            whole.sentences.push(number);
+            self.missing += 1;
+        }
+    }
+
+    /// Links all beginnings to their suffixes.
+    fn link(&mut self) {
+        let mut by_length: Vec<(usize, usize)> =
+            self.beginnings.iter().map(|beginning| beginning.length).zip(0..).collect();
+        // A suffix is shorter, and has its own links by then.
+        by_length.sort_unstable();
+        for (length, number) in by_length {
+            let Some(&Beginning { shorter, last_word, .. }) = self.beginnings.get(number) else { continue };
+            // The suffix of a single word is empty.
+            let suffix = match self.beginnings.get(shorter) {
+                Some(shorter) if length > 1 => self.append(shorter.suffix, last_word),
+                _ => 0,
+            };
+            let whole_suffix = match self.beginnings.get(suffix) {
+                Some(linked) if linked.sentences.is_empty() => linked.whole_suffix,
+                _ => suffix,
+            };
+            if let Some(beginning) = self.beginnings.get_mut(number) {
+                (beginning.suffix, beginning.whole_suffix) = (suffix, whole_suffix);
+            }
+        }
+    }
+
+    /// Returns the longest beginning with which the words of a beginning and another word end.
+    fn append(&self, mut beginning: usize, word: usize) -> usize {
+        loop {
+            if let Some(longer) = self.longer.get(&(beginning, word)) {
+                return *longer;
+            }
+            if beginning == 0 {
+                return 0;
+            }
+            beginning = self.beginnings.get(beginning).map_or(0, |beginning| beginning.suffix);
+        }
     }
 
     fn search(&mut self, message: usize, words: &[Word]) {
-        for (at, pair) in words.windows(2).enumerate() {
-            let [Word { form: Some(first), .. }, Word { form: Some(second), .. }] = *pair else { continue };
-            for number in self.by_beginning.get(&(first, second)).into_iter().flatten() {
-                let (Some(found), Some(sentence)) =
-                    (self.found.get_mut(*number), self.sentences.get(*number))
-                else {
-                    continue;
-                };
-                if found.is_none() && begins_with(words.get(at..).unwrap_or_default(), &sentence.forms) {
-                    *found = Some(message);
-                }
+        // The positions after the words that are no item numbers, and the beginning of the message.
+        let mut ends = vec![0];
+        let mut beginning = 0;
+        let mut numbers = 0;
+        for (at, word) in words.iter().enumerate() {
+            if word.is_item_number {
+                numbers += 1;
+                continue;
+            }
+            if self.missing == 0 || self.steps.left == 0 {
+                return;
+            }
+            self.compare_numbers(message, words, &(at - numbers..at));
+            numbers = 0;
+            ends.push(at + 1);
+            beginning = word.form.map_or(0, |form| self.append(beginning, form));
+            let mut whole = beginning;
+            while whole != 0 {
+                let Some(&Beginning { length, whole_suffix, .. }) = self.beginnings.get(whole) else { break };
+                // A sentence that begins with numbers starts among those before its first other word.
+                let first = ends.len().saturating_sub(length + 1);
+                let Some([start, end, ..]) = ends.get(first..) else { break };
+                self.steps.spend(1);
+                self.compare(whole, message, words, &(*start..*end));
+                whole = whole_suffix;
             }
         }
+        self.compare_numbers(message, words, &(words.len() - numbers..words.len()));
+    }
+
+    /// Compares successive numbers of a message with the sentences that consist of numbers.
+    fn compare_numbers(&mut self, message: usize, words: &[Word], numbers: &Range<usize>) {
+        // Each of these sentences has at least three numbers.
+        if numbers.len() > 2 {
+            self.compare(0, message, words, numbers);
+        }
+    }
+
+    /// Compares the words that start in a range with the sentences of a beginning. All words of the range except the last one are item
+    /// numbers.
+    fn compare(&mut self, beginning: usize, message: usize, words: &[Word], starts: &Range<usize>) {
+        let Some(beginning) = self.beginnings.get_mut(beginning) else { return };
+        beginning.sentences.retain(|number| {
+            let Some(sentence) = self.sentences.get(*number) else { return false };
+            let is_found = self.steps.left > 0 && contains(words, starts, &sentence.forms, &mut self.steps);
+            if is_found && let Some(found) = self.found.get_mut(*number) {
+                *found = Some(message);
+                self.missing -= 1;
+            }
+            !is_found
+        });
+    }
+
+    /// Returns `true` if the search has ended before all messages were compared.
+    fn is_cut_off(&self) -> bool {
+        self.missing > 0 && self.steps.left == 0
     }
 }
 
+/// Returns `true` if the words have these forms from a position in a range on. All words of the range except the last one are item
+/// numbers.
+fn contains(words: &[Word], starts: &Range<usize>, forms: &[usize], steps: &mut Steps) -> bool {
+    let [first, second, ..] = *forms else { return false };
+    steps.spend(starts.len() + 1);
+    // The first start decides, because all others leave fewer numbers to choose from.
+    let start = starts.clone().find(|at| {
+        let pair = words.get(*at..).unwrap_or_default();
+        matches!(pair, [one, two, ..] if one.form == Some(first) && two.form == Some(second))
+    });
+    start.is_some_and(|at| begins_with(words.get(at..).unwrap_or_default(), forms, steps))
+}
+
 /// Returns `true` if the words begin with these forms. Numbers of list items between them are ignored.
-fn begins_with(words: &[Word], forms: &[usize]) -> bool {
-    let mut words = words.iter();
-    forms.iter().all(|form| {
-        words
-            .by_ref()
-            .find(|word| word.form == Some(*form) || !word.is_item_number)
-            .is_some_and(|word| word.form == Some(*form))
-    })
+fn begins_with(words: &[Word], forms: &[usize], steps: &mut Steps) -> bool {
+    let mut rest = words.iter();
+    let is_match = forms.iter().all(|form| {
+        let word = rest.find(|word| word.form == Some(*form) || !word.is_item_number);
+        word.is_some_and(|word| word.form == Some(*form))
+    });
+    steps.spend(words.len() - rest.len());
+    is_match
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::domain::search::analyzer::Language;
+    use proptest::prelude::*;
     use test_case::test_case;
 
     fn messages(texts: &[&str]) -> Vec<SourceMessage> {
@@ -388,5 +567,74 @@ mod tests {
         let (found, is_complete) = find(Analyzer::default(), &long, &messages);
         assert_eq!((found[0].text.len(), is_complete), (MAX_SUMMARY_BYTES, false));
         assert_eq!(find(Analyzer::default(), "No message at all.", &[]).0[0].seq, None);
+    }
+
+    /// Compares a sentence of at least three words with the words at each position.
+    fn contains_anywhere(words: &[Word], forms: &[usize]) -> bool {
+        let [first, second, _, ..] = *forms else { return false };
+        (1..words.len()).any(|next| {
+            (words[next - 1].form, words[next].form) == (Some(first), Some(second))
+                && begins_with(&words[next - 1..], forms, &mut Steps { left: usize::MAX })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn exact_sentences_are_those_that_a_comparison_at_each_position_finds(
+            texts in prop::collection::vec("([12xyz] ){0,7}", 1..8),
+            messages in prop::collection::vec("([12xyz\u{ff11}] ){0,16}", 1..4),
+        ) {
+            let mut vocabulary = Vocabulary::new(Analyzer::default());
+            let sentences: Vec<Sentence> =
+                texts.iter().map(|text| Sentence::new(text, &mut vocabulary)).collect();
+            let messages: Vec<Vec<Word>> = messages.iter().map(|text| vocabulary.read(text)).collect();
+            let mut search = ExactSearch::new(&sentences, MAX_EXACT_STEPS);
+            for (number, words) in messages.iter().enumerate() {
+                search.search(number, words);
+            }
+            let first = |sentence: &Sentence| {
+                messages.iter().position(|words| contains_anywhere(words, &sentence.forms))
+            };
+            let expected: Vec<Option<usize>> = sentences.iter().map(first).collect();
+            prop_assert!(!search.is_cut_off());
+            prop_assert_eq!(search.found, expected);
+        }
+    }
+
+    #[test_case("I paid 5 euros." => Some(1); "same number")]
+    #[test_case("I paid 6 euros." => None; "other number")]
+    #[test_case("I paid euros." => Some(1); "number is left out")]
+    #[test_case("5 7 euros." => None; "number is missing")]
+    #[test_case("1,200,500." => Some(2); "only numbers")]
+    #[test_case("1,200,501." => None; "other last number")]
+    #[test_case("2 pears and milk." => Some(3); "begins with a number")]
+    fn numbers_of_exact_sentence_are_those_of_the_message(sentence: &str) -> Option<i64> {
+        let messages =
+            messages(&["I paid 5 euros.", "The price: 1,200,500.", "1. 2 pears\n2. and milk\n3. bread"]);
+        let (sources, is_complete) = find(Analyzer::default(), sentence, &messages);
+        assert!(is_complete);
+        sources[0].seq.filter(|_| sources[0].is_exact)
+    }
+
+    #[test]
+    fn periodic_texts_are_compared_in_linear_time() {
+        let numbers: Vec<String> = (0..400).map(|i| format!("1 1 banana{i} pear.")).collect();
+        let words = format!("{}oh.\n{}", "ha ".repeat(20_000), "Ha ha oh.\n".repeat(300));
+        // A comparison at each position would take hours for the first summary and minutes for the second one.
+        for (periodic, summary) in [("1 ", numbers.join("\n")), ("ha ", words)] {
+            let messages = messages(&[&periodic.repeat(200_000), "Ha ha oh: 1 1 banana399 pear."]);
+            let (sources, is_complete) = find(Analyzer::default(), &summary, &messages);
+            assert!(is_complete && !sources[0].is_exact);
+            assert!(sources.last().is_some_and(|last| last.is_exact && last.seq == Some(2)));
+        }
+    }
+
+    #[test]
+    fn comparison_of_many_numbers_ends_after_its_steps() {
+        let summary = format!("The train leaves Madrid.\n{}2 x.", "1 x ".repeat(1000));
+        let messages = messages(&["So the train leaves Madrid.", &"1 x ".repeat(5000)]);
+        let (sources, is_complete) = find_within(100_000, Analyzer::default(), &summary, &messages);
+        let found: Vec<_> = sources.iter().map(|source| (source.seq, source.is_exact)).collect();
+        assert_eq!((found, is_complete), (vec![(Some(1), true), (Some(2), false)], false));
     }
 }

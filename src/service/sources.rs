@@ -18,7 +18,7 @@ pub struct RevisionSources {
     /// The first message that the summary was compared with; `None` if there is none. The last one is at the cursor.
     pub compared_from: Option<i64>,
     pub sentences: Vec<SentenceSource>,
-    /// `false` if the summary is so long that only its beginning was compared.
+    /// `false` if only the beginning of a long summary was compared, or if exact sentences can be missing.
     pub is_complete: bool,
 }
 

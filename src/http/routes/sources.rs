@@ -25,7 +25,8 @@ pub(crate) struct SourcesBody {
     threshold: f64,
     /// The sentences in their order, without the white space between them.
     sentences: Vec<SentenceBody>,
-    /// `false` if the summary has more than 500 sentences or 64 KiB, so that the rest is missing here.
+    /// `false` if the summary has more than 500 sentences or 64 KiB, so that the rest is missing here, or if texts that repeat the same
+    /// words and numbers took too long to compare, so that exact sentences can be `lexical`.
     is_complete: bool,
 }
 

@@ -59,7 +59,7 @@ function sourceNodes({ revision, sentences, compared_from_seq: from, cursor, is_
   return [h("h3", null, `Sources of revision ${revision}`),
     h("p", null, sentences.length > 0 ? `${result}${compared}` : "The summary has no sentences."),
     h("ol", { class: "sources" }, sentences.map(item)),
-    !isComplete && h("p", { class: "muted" }, "Only the beginning of the summary was compared.")];
+    !isComplete && h("p", { class: "muted" }, "The summary was compared only in part.")];
 }
 
 export async function revisionsTab({ panel, session, base, query, signal, reload }) {
