@@ -6,9 +6,9 @@
 use super::{ResponseBuilder, WireFormat};
 use crate::config::{self, OutputLimitField};
 use crate::domain::json::MapOnly;
-use crate::llm::ModelError;
 use crate::llm::prompt::Prompt;
 use crate::llm::provider::{FinishReason, Request};
+use crate::llm::{ModelError, Rejection};
 use reqwest::header::{AUTHORIZATION, HeaderName};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -85,47 +85,80 @@ impl WireFormat for OpenAi {
 }
 
 fn read_choice(choice: Choice, response: &mut ResponseBuilder) -> Result<(), ModelError> {
-    // Some servers send a `message` with the whole text so far together with each `delta`.
-    if let Some(MapOnly(delta)) = choice.delta.or(choice.message) {
-        match delta.content {
-            Some(Content::Text(text)) => response.text_delta(&text)?,
-            Some(Content::Parts(parts)) => {
-                for part in parts {
-                    if part.kind == "text" {
-                        response.text_delta(&part.text.unwrap_or_default())?;
-                    } else {
-                        response.reasoning_delta();
-                    }
+    match (choice.delta, choice.message) {
+        // Some servers send a `message` with the whole text so far together with each `delta`.
+        (Some(MapOnly(delta)), _) => {
+            let text = read_content(delta, response);
+            response.text_delta(&text)?;
+        }
+        // Others send it alone: as the only object, after the last `delta`, or instead of each.
+        (None, Some(MapOnly(message))) => {
+            let text = read_content(message, response);
+            response.whole_text(&text)?;
+        }
+        (None, None) => {}
+    }
+    read_finish_reason(&choice.finish_reason.unwrap_or_default(), response)
+}
+
+/// Returns the text of a `delta` or a `message`, and notes its reasoning and its refusal.
+fn read_content(delta: Delta, response: &mut ResponseBuilder) -> String {
+    if !delta.reasoning_content.is_null() || !delta.reasoning.is_null() {
+        response.reasoning_delta();
+    }
+    if delta.refusal.is_some_and(|refusal| !refusal.is_empty()) {
+        response.refusal();
+    }
+    match delta.content {
+        Some(Content::Text(text)) => text,
+        Some(Content::Parts(parts)) => {
+            let mut text = String::new();
+            for part in parts {
+                if part.kind == "text" {
+                    text.push_str(&part.text.unwrap_or_default());
+                } else {
+                    response.reasoning_delta();
                 }
             }
-            None => {}
+            text
         }
-        if !delta.reasoning_content.is_null() || !delta.reasoning.is_null() {
-            response.reasoning_delta();
-        }
-        if delta.refusal.is_some_and(|refusal| !refusal.is_empty()) {
-            response.refusal();
-        }
+        None => String::new(),
     }
-    let reason = choice.finish_reason.unwrap_or_default().to_ascii_lowercase();
+}
+
+fn read_finish_reason(reason: &str, response: &mut ResponseBuilder) -> Result<(), ModelError> {
+    let reason = reason.to_ascii_lowercase();
     // Some servers append a category: "content_filter: RECITATION".
     match reason.split(':').next().unwrap_or_default() {
-        // Some servers send an empty reason with every chunk.
-        "" => {}
+        "stop" | "eos" | "eos_token" | "end_turn" | "stop_sequence" => {
+            response.finish_reason(FinishReason::Complete);
+        }
         "length" | "max_tokens" | "model_length" | "model_context_window_exceeded" | "incomplete" => {
             response.finish_reason(FinishReason::Length);
         }
         "content_filter" | "safety" | "refusal" | "sensitive" | "recitation" | "prohibited_content" => {
             response.finish_reason(FinishReason::Filtered);
         }
+        // The last two are Anthropic's words, which gateways pass on.
+        "tool_calls" | "function_call" | "tool_use" | "pause_turn" => {
+            return Err(ModelError::Rejected(Rejection::Unfinished));
+        }
         "error" => {
             return Err(ModelError::Protocol("the server ended the response with an error"));
         }
         // Servers such as vLLM, SGLang, DeepSeek and GLM report an aborted completion this way.
-        "abort" | "aborted" | "cancelled" | "canceled" | "insufficient_system_resource" | "network_error" => {
+        "abort"
+        | "aborted"
+        | "cancelled"
+        | "canceled"
+        | "timeout"
+        | "insufficient_system_resource"
+        | "network_error" => {
             return Err(ModelError::StreamTruncated);
         }
-        _ => response.finish_reason(FinishReason::Complete),
+        // No reason, which some servers send with every chunk as "", "null" or "none", or an unknown one. The end mark of
+        // the stream decides if the completion has ended.
+        _ => {}
     }
     Ok(())
 }
@@ -216,6 +249,54 @@ mod tests {
     }
 
     #[test]
+    fn message_without_a_delta_replaces_the_text_so_far() {
+        let piece = |text: &str| format!(r#"{{"choices":[{{"delta":{{"content":"{text}"}}}}]}}"#);
+        let whole =
+            |text: &str| format!(r#"{{"choices":[{{"delta":null,"message":{{"content":"{text}"}}}}]}}"#);
+        let [first, second] = ["Ada ", "flies."].map(|text| format!(r#"{{"type":"text","text":"{text}"}}"#));
+        let parts = format!(r#"{{"choices":[{{"message":{{"content":[{first},{second}]}}}}]}}"#);
+        let no_text =
+            r#"{"choices":[{"message":{"role":"assistant","content":null},"finish_reason":"stop"}]}"#;
+        for (name, chunks) in [
+            ("closing", vec![piece("Ada "), piece("flies."), whole("Ada flies.")]),
+            ("cumulative", vec![whole("Ada "), whole("Ada flies.")]),
+            ("only", vec![whole("Ada flies.")]),
+            ("only, in parts", vec![parts.clone()]),
+            ("in parts after pieces", vec![piece("Ada "), piece("flies."), parts]),
+            ("without a text", vec![piece("Ada "), piece("flies."), whole(""), no_text.to_owned()]),
+            ("before a piece", vec![whole("Ada "), piece("flies.")]),
+        ] {
+            let mut chunks: Vec<&str> = chunks.iter().map(String::as_str).collect();
+            chunks.push("[DONE]");
+            assert_eq!(read(&chunks).map(|response| response.text), Ok("Ada flies.".to_owned()), "{name}");
+        }
+    }
+
+    #[test]
+    fn only_a_known_finish_reason_ends_a_stream_without_an_end_mark() {
+        let text = r#"{"choices":[{"delta":{"content":"Ada"}}]}"#;
+        for reason in ["", "null", "NULL", "none", "None", "unknown_thing"] {
+            let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
+            assert_eq!(read(&[text, &end]), Err(ModelError::StreamTruncated), "{reason}");
+            let marked = read(&[text, &end, "[DONE]"]);
+            assert_eq!(marked.map(|response| response.finish_reason), Ok(FinishReason::Complete), "{reason}");
+            let cut = r#"{"choices":[{"delta":{},"finish_reason":"length"}]}"#;
+            let cut = read(&[text, cut, &end, "[DONE]"]);
+            assert_eq!(cut.map(|response| response.finish_reason), Ok(FinishReason::Length), "{reason}");
+        }
+    }
+
+    #[test]
+    fn tool_calls_and_paused_turns_are_rejected() {
+        let text = r#"{"choices":[{"delta":{"content":"I call a tool."}}]}"#;
+        for reason in ["tool_calls", "function_call", "TOOL_CALLS", "tool_use", "pause_turn"] {
+            let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
+            let rejected = Err(ModelError::Rejected(Rejection::Unfinished));
+            assert_eq!(read(&[text, &end, "[DONE]"]), rejected, "{reason}");
+        }
+    }
+
+    #[test]
     fn finish_reasons_are_mapped_and_a_missing_end_is_truncation() {
         let text = r#"{"choices":[{"delta":{"content":"Ada"}}]}"#;
         assert_eq!(read(&[text]), Err(ModelError::StreamTruncated));
@@ -226,7 +307,11 @@ mod tests {
         );
         for (reason, finish) in [
             ("stop", FinishReason::Complete),
+            ("STOP", FinishReason::Complete),
             ("eos", FinishReason::Complete),
+            ("eos_token", FinishReason::Complete),
+            ("end_turn", FinishReason::Complete),
+            ("stop_sequence", FinishReason::Complete),
             ("length", FinishReason::Length),
             ("MAX_TOKENS", FinishReason::Length),
             ("incomplete", FinishReason::Length),
@@ -238,7 +323,7 @@ mod tests {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
             assert_eq!(read(&[text, &end]).map(|response| response.finish_reason), Ok(finish), "{reason}");
         }
-        for reason in ["abort", "cancelled", "insufficient_system_resource", "network_error"] {
+        for reason in ["abort", "cancelled", "timeout", "insufficient_system_resource", "network_error"] {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
             assert_eq!(read(&[text, &end, "[DONE]"]), Err(ModelError::StreamTruncated), "{reason}");
         }

@@ -181,6 +181,16 @@ impl ResponseBuilder {
         if self.text.len() > MAX_TEXT_BYTES { Err(RESPONSE_TOO_LARGE) } else { Ok(()) }
     }
 
+    /// Replaces the text by the whole text so far. An empty one is ignored: it belongs to a message that only has a finish
+    /// reason.
+    pub fn whole_text(&mut self, text: &str) -> Result<(), ModelError> {
+        if text.trim().is_empty() || text == self.text {
+            return Ok(());
+        }
+        self.text.clear();
+        self.text_delta(text)
+    }
+
     /// Returns the size of the text.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
@@ -198,7 +208,8 @@ impl ResponseBuilder {
         self.token_events += 1;
     }
 
-    /// Notes a finish reason. Some servers send several; a truncated or filtered completion stays one.
+    /// Notes a finish reason that is known. It ends the completion, so that an end mark is not needed. Some servers send
+    /// several; a truncated or filtered completion stays one.
     pub fn finish_reason(&mut self, finish_reason: FinishReason) {
         if matches!(self.finish_reason, None | Some(FinishReason::Complete)) {
             self.finish_reason = Some(finish_reason);
@@ -271,6 +282,22 @@ mod tests {
         ] {
             assert_eq!(detect_kind(prefix), expected, "{prefix:?}");
         }
+    }
+
+    #[test]
+    fn whole_text_replaces_the_text_and_counts_as_progress_if_it_differs() {
+        let mut builder = ResponseBuilder::default();
+        builder.text_delta("Ada ").expect("small");
+        for (whole, text, token_events) in [
+            ("Ada flies", "Ada flies", 2),
+            ("Ada flies", "Ada flies", 2),
+            (" ", "Ada flies", 2),
+            ("Bo", "Bo", 3),
+        ] {
+            builder.whole_text(whole).expect("small");
+            assert_eq!((builder.text.as_str(), builder.token_events()), (text, token_events), "{whole:?}");
+        }
+        assert_eq!(builder.whole_text(&"x".repeat(MAX_TEXT_BYTES + 1)), Err(RESPONSE_TOO_LARGE));
     }
 
     #[test]
