@@ -166,6 +166,11 @@ pub fn requested_sentences(messages: usize) -> usize {
     (messages / 10).clamp(5, 50)
 }
 
+/// Divides the requested sentences of a batch among its parts, at least one for each.
+pub fn divide_sentences(sentences: usize, parts: usize) -> impl Iterator<Item = usize> {
+    (0..parts).map(move |part| (sentences / parts + usize::from(part < sentences % parts)).max(1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,6 +207,15 @@ mod tests {
     fn requested_sentences_are_a_tenth_of_the_messages() {
         let sentences = [1, 23, 59, 60, 98, 499, 500, 1000].map(requested_sentences);
         assert_eq!(sentences, [5, 5, 5, 6, 9, 49, 50, 50]);
+    }
+
+    #[test]
+    fn sentences_of_a_batch_are_divided_among_its_parts() {
+        let divided = |sentences, parts| divide_sentences(sentences, parts).collect::<Vec<_>>();
+        assert_eq!(divided(5, 1), [5]);
+        assert_eq!(divided(50, 4), [13, 13, 12, 12]);
+        assert_eq!(divided(5, 7), [1; 7], "each part needs a sentence");
+        assert_eq!(divided(5, 0), Vec::<usize>::new());
     }
 
     #[test_case(&"u a ".repeat(51), 102 => Some(82); "keeps recent messages")]

@@ -1,15 +1,31 @@
 //! Length and growth of the rolling summary.
 
+use super::invisible::is_invisible;
+use super::sentence_bounds::sentence_ends;
+use super::tokens;
+use super::transcript::encode_text;
 use super::validation::FieldError;
+use unicode_normalization::UnicodeNormalization as _;
 use unicode_segmentation::UnicodeSegmentation as _;
 
-/// Largest summary of an import or an edit: twice the largest response of a model that a consolidation accepts. Every context of
-/// the session contains its summary.
+/// Largest stored summary: twice the largest response of a model that a consolidation accepts. Every context of the session
+/// contains its summary. Imports, edits and consolidations have the same limit, so each export can be imported.
 pub const MAX_BYTES: usize = 1024 * 1024;
+
+/// Tokens of a blank line within a JSON string, at most.
+const BLANK_LINE_TOKENS: usize = 4;
+
+/// Pieces with at most this many bytes are not split further: no real model has such a small input limit.
+const SMALLEST_PIECE: usize = 64;
 
 /// Counts words by Unicode word boundaries (UAX #29): `can't` is one word, and so is each Han character.
 pub fn words(text: &str) -> usize {
     text.unicode_words().count()
+}
+
+/// Returns `true` if a text contains a visible letter or digit.
+pub fn has_letters(text: &str) -> bool {
+    text.nfkc().any(|c| c.is_alphanumeric() && !is_invisible(c))
 }
 
 /// Checks a summary that a client writes, at `path`.
@@ -44,9 +60,127 @@ pub fn append(existing: &str, new: &str) -> String {
     }
 }
 
+/// Divides a summary into groups of paragraphs of at most `capacity` tokens, for a model that compresses one group at a time. A
+/// summary that fits is one group, unchanged. A paragraph that is too large is split after a sentence, and a sentence that is too
+/// large is split at white space if possible.
+pub fn split_to_fit(text: &str, capacity: usize) -> Vec<String> {
+    if size(text) <= capacity {
+        return vec![text.to_owned()];
+    }
+    let (mut groups, mut group, mut filled) = (Vec::new(), String::new(), 0);
+    for paragraph in text.split("\n\n").map(str::trim).filter(|paragraph| !paragraph.is_empty()) {
+        let (mut separator, mut separator_tokens) = ("\n\n", BLANK_LINE_TOKENS);
+        for (piece, tokens) in pieces(paragraph, capacity) {
+            if !group.is_empty() && filled + separator_tokens + tokens > capacity {
+                groups.push(std::mem::take(&mut group));
+                filled = 0;
+            }
+            if !group.is_empty() {
+                group.push_str(separator);
+                filled += separator_tokens;
+            }
+            group.push_str(piece);
+            filled += tokens;
+            (separator, separator_tokens) = ("", 0);
+        }
+    }
+    groups.push(group);
+    let trimmed = groups.iter().map(|group| group.trim());
+    trimmed.filter(|group| !group.is_empty()).map(str::to_owned).collect()
+}
+
+/// Returns the tokens of a text in the form in which a model receives it.
+fn size(text: &str) -> usize {
+    tokens::count(&encode_text(text))
+}
+
+/// Divides a paragraph into pieces that fit, each with its size. The pieces contain the complete text.
+fn pieces(paragraph: &str, capacity: usize) -> Vec<(&str, usize)> {
+    let tokens = size(paragraph);
+    if tokens <= capacity {
+        return vec![(paragraph, tokens)];
+    }
+    let (mut pieces, mut start) = (Vec::new(), 0);
+    for end in sentence_ends(paragraph) {
+        split_sentence(paragraph.get(start..end).unwrap_or_default(), capacity, &mut pieces);
+        start = end;
+    }
+    pieces
+}
+
+/// Splits a sentence until each piece fits.
+fn split_sentence<'a>(sentence: &'a str, capacity: usize, pieces: &mut Vec<(&'a str, usize)>) {
+    let tokens = size(sentence);
+    if tokens <= capacity || sentence.len() <= SMALLEST_PIECE {
+        pieces.push((sentence, tokens));
+        return;
+    }
+    // A token of plain text has about four bytes, so the first guess usually fits; halving bounds the recursion.
+    let bytes = sentence.len().div_ceil(2).min(capacity.saturating_mul(3)).max(SMALLEST_PIECE);
+    let mut rest = sentence;
+    while !rest.is_empty() {
+        let (head, tail) = rest.split_at(split_point(rest, bytes));
+        split_sentence(head, capacity, pieces);
+        rest = tail;
+    }
+}
+
+/// Returns the end of a piece of at most `bytes` bytes: before the last white space, if there is any after the first character.
+fn split_point(text: &str, bytes: usize) -> usize {
+    if text.len() <= bytes {
+        return text.len();
+    }
+    let end = text.floor_char_boundary(bytes);
+    let space = text.get(..end).and_then(|head| head.rfind(char::is_whitespace));
+    space.filter(|at| *at > 0).unwrap_or(end)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_without_letters_is_recognised() {
+        for text in ["", " \n", "_: 👍", "?!", "\u{3164}", "…"] {
+            assert!(!has_letters(text), "{text:?}");
+        }
+        for text in ["a", "User: 👍", "7.", "无", "\u{200b}ⓐ"] {
+            assert!(has_letters(text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn summary_that_fits_is_one_group() {
+        assert_eq!(split_to_fit(" a\n\n\nb ", 100), [" a\n\n\nb "]);
+    }
+
+    #[test]
+    fn groups_of_paragraphs_fit_and_contain_the_complete_text() {
+        let paragraphs: Vec<String> =
+            (0..40).map(|number| format!("Number {number} is <{}>.", "tea ".repeat(number))).collect();
+        let text = paragraphs.join("\n\n");
+        let groups = split_to_fit(&text, 150);
+        assert!(groups.len() > 5 && groups.iter().all(|group| size(group) <= 150), "{groups:?}");
+        assert_eq!(groups.join("\n\n"), text);
+    }
+
+    #[test]
+    fn large_paragraphs_are_split_at_sentences_and_large_sentences_at_spaces() {
+        let sentences = "The tea is ready. ".repeat(100);
+        for group in split_to_fit(&sentences, 50) {
+            assert!(size(&group) <= 50 && group.starts_with("The ") && group.ends_with('.'), "{group}");
+        }
+        let words = "tea ".repeat(1000);
+        let groups = split_to_fit(&words, 50);
+        assert!(groups.iter().all(|group| size(group) <= 50 && group.split(' ').all(|word| word == "tea")));
+        assert_eq!(groups.iter().map(|group| group.split(' ').count()).sum::<usize>(), 1000);
+        let digits: String = (0..2000).map(|number: u32| number.to_string()).collect();
+        for long in [digits, "语".repeat(5000), "\u{1}".repeat(2000)] {
+            let groups = split_to_fit(&long, 400);
+            assert!(groups.len() > 1 && groups.iter().all(|group| size(group) <= 400), "{long}");
+            assert_eq!(groups.concat(), long);
+        }
+    }
 
     #[test]
     fn appended_text_follows_after_a_blank_line() {

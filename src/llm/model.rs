@@ -234,8 +234,13 @@ impl Model {
         if let Some(first_token) = completion.first_token {
             self.metrics.first_token.record(first_token);
         }
-        let text = reasoning::strip_reasoning(&completion.text);
-        let text = response_check::check_response(text, completion.finish_reason, &request.task);
+        let (finish_reason, task) = (completion.finish_reason, &request.task);
+        let text = if self.spec.provider.is_prompted() {
+            let text = reasoning::strip_reasoning(&completion.text);
+            response_check::check_response(text, finish_reason, task)
+        } else {
+            response_check::check_extract(&completion.text, finish_reason, task)
+        };
         completion.text = text.map_err(|rejection| (ModelError::Rejected(rejection), duration))?;
         Ok(completion)
     }

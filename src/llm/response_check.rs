@@ -1,13 +1,14 @@
 //! Validates a model's response before it becomes a summary or an order of search results.
 //!
 //! Only formal defects are detected; the quality of a summary depends on the prompt and the model. A rejected response
-//! is a failed attempt, so the pool continues with its next model.
+//! is a failed attempt, so the pool continues with its next model. The built-in summariser copies sentences of the conversation, so
+//! each of its texts can be a summary: see [`check_extract`].
 
 use super::order::read_order;
 use super::provider::FinishReason;
 use super::{Rejection, Task};
 use crate::domain::invisible::is_invisible;
-use crate::domain::summary::words;
+use crate::domain::summary::{has_letters, words};
 use unicode_normalization::UnicodeNormalization as _;
 
 /// Responses that are not summaries, in the form that [`normalize`] returns. They must not be possible sentences of a
@@ -48,16 +49,11 @@ const NON_ANSWERS: [&str; 30] = [
 /// Returns the trimmed text, or the reason for the rejection. The finish reason is checked before the text: a response
 /// that was truncated during the reasoning is empty, but the user must raise the output limit.
 pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) -> Result<String, Rejection> {
-    match finish_reason {
-        FinishReason::Filtered => return Err(Rejection::Filtered),
-        FinishReason::Length => return Err(Rejection::Truncated),
-        FinishReason::Complete => {}
+    let text = check_form(text, finish_reason, task)?;
+    if matches!(task, Task::Rerank { .. }) {
+        return Ok(text);
     }
-    let text = text.trim();
-    if let Task::Rerank { texts, .. } = task {
-        return read_order(text, texts.len()).map(|_| text.to_owned()).ok_or(Rejection::NotAnOrder);
-    }
-    let normalized = normalize(text);
+    let normalized = normalize(&text);
     if normalized.is_empty() {
         return Err(Rejection::Empty);
     }
@@ -69,6 +65,33 @@ pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) 
     }
     if body.is_empty() || NON_ANSWERS.contains(&body) {
         return Err(Rejection::NonAnswer);
+    }
+    Ok(text)
+}
+
+/// Checks a text of a model without a prompt, which copies sentences. A copied "None" is a part of the conversation, so it is
+/// accepted. So is a text without letters, because the next attempt would return the same. But a compression without letters is
+/// rejected, because it would take the place of the summary.
+pub fn check_extract(text: &str, finish_reason: FinishReason, task: &Task<'_>) -> Result<String, Rejection> {
+    let text = check_form(text, finish_reason, task)?;
+    if matches!(task, Task::MetaConsolidate { .. }) && !has_letters(&text) {
+        return Err(Rejection::Empty);
+    }
+    Ok(text)
+}
+
+/// Returns the trimmed text, unless it is incomplete, no order of search results, or not shorter than the summary that it compresses.
+fn check_form(text: &str, finish_reason: FinishReason, task: &Task<'_>) -> Result<String, Rejection> {
+    match finish_reason {
+        FinishReason::Filtered => return Err(Rejection::Filtered),
+        FinishReason::Length => return Err(Rejection::Truncated),
+        FinishReason::Complete => {}
+    }
+    let text = text.trim();
+    if let Task::Rerank { texts, .. } = task
+        && read_order(text, texts.len()).is_none()
+    {
+        return Err(Rejection::NotAnOrder);
     }
     if let Task::MetaConsolidate { summary, .. } = task
         && words(text) >= words(summary)
@@ -233,6 +256,23 @@ mod tests {
             ("", FinishReason::Filtered, Rejection::Filtered),
         ] {
             assert_eq!(check_response(text, finish_reason, &CONSOLIDATE), Err(rejection), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn extract_is_accepted_if_it_looks_like_no_answer() {
+        let check = |text: &str, task: &Task<'_>| check_extract(text, FinishReason::Complete, task);
+        for text in ["Summary: None.", "N: A.", "none", "_: 👍", "?!"] {
+            assert_eq!(check(&format!(" {text}\n"), &CONSOLIDATE).as_deref(), Ok(text));
+        }
+        let compress = Task::MetaConsolidate { summary: "one two three", sentences: 8 };
+        for (text, result) in [
+            ("None.", Ok("None.")),
+            ("👍", Err(Rejection::Empty)),
+            ("", Err(Rejection::Empty)),
+            ("one, two, three", Err(Rejection::NotShorter)),
+        ] {
+            assert_eq!(check(text, &compress), result.map(str::to_owned), "{text}");
         }
     }
 

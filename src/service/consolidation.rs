@@ -9,15 +9,17 @@ use super::{Error, MemoryService, PoolNames};
 use crate::blocking;
 use crate::capacity;
 use crate::domain::api_key::redact_keys;
-use crate::domain::consolidation::{Activity, ConsolidationPlan, LEASE_TTL, requested_sentences};
+use crate::domain::consolidation::{
+    Activity, ConsolidationPlan, LEASE_TTL, divide_sentences, requested_sentences,
+};
 use crate::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
-use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision};
-use crate::domain::session::{Session, Summary};
-use crate::domain::transcript::{TimeLines, TranscriptEntry, TranscriptLine, encode_text};
-use crate::domain::{batching, summary, tokens};
+use crate::domain::revision::{ModelUsage, Provenance, Revision};
+use crate::domain::session::Session;
+use crate::domain::transcript::{TimeLines, TranscriptEntry, TranscriptLine};
+use crate::domain::{batching, summary};
 use crate::llm::{Attempt, Cost, LlmError, PoolResponse, Task};
 use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError};
 use crate::trace_context::step;
@@ -33,6 +35,7 @@ use tracing::Instrument as _;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+mod compression;
 mod preview;
 
 pub use preview::{ConsolidationPreview, PoolStrategy};
@@ -143,6 +146,19 @@ pub(super) enum RunError {
     Superseded,
     #[error("stopped because the service shuts down")]
     ShuttingDown,
+    #[error(
+        "the summary would have {bytes} bytes, at most {limit} are stored: let models with a larger input_limit \
+         compress it (consolidation.meta_pool), or replace it by a shorter one \
+         (POST /sessions/{{session_id}}/revisions)",
+        limit = summary::MAX_BYTES
+    )]
+    SummaryTooLarge { bytes: usize },
+    #[error(
+        "the models wrote {bytes} bytes for the next messages, at most {limit} are stored as a summary: lower their \
+         output_limit, or use models with a larger input_limit (consolidation.pool), so that fewer calls are necessary",
+        limit = summary::MAX_BYTES
+    )]
+    AddedTextTooLarge { bytes: usize },
     // Without the text of the panic, which may quote the conversation.
     #[error("a bug in precis: the consolidation panicked")]
     Panicked,
@@ -170,6 +186,8 @@ struct ConsolidationRun {
     plan: Option<ConsolidationPlan>,
     /// Transcript of the messages after the cursor, as far as they are loaded.
     lines: Vec<TranscriptLine>,
+    /// Number of calls that may still compress a part of a summary.
+    group_calls: usize,
     spending: Spending,
     report: ConsolidationReport,
 }
@@ -216,24 +234,19 @@ struct Batch {
 struct Part {
     /// Not empty, and without messages that have no text.
     lines: Vec<TranscriptLine>,
-    /// Requested length of the summary.
+    /// Requested length of its summary: a share of the sentences of the batch.
     sentences: usize,
 }
 
 impl Batch {
-    /// Divides the batch into parts for one call each. A batch without text has none.
+    /// Divides the batch into parts for one call each, and its sentences among them. A batch without text has none.
     fn into_parts(self) -> Vec<Part> {
-        let messages = self.lines.len();
-        let lines: Vec<TranscriptLine> =
-            self.lines.into_iter().filter(|line| !line.entry.is_empty()).collect();
-        let line_count = lines.len();
-        let parts = batching::split_to_fit(lines, self.capacity).into_iter();
-        let part = |lines: Vec<TranscriptLine>| {
-            // The length of the summary depends on all messages of the batch, including those without text.
-            let summarised = if lines.len() == line_count { messages } else { lines.len() };
-            Part { sentences: requested_sentences(summarised), lines }
-        };
-        parts.map(part).collect()
+        // The length of the summary depends on all messages of the batch, including those without text.
+        let sentences = requested_sentences(self.lines.len());
+        let lines = self.lines.into_iter().filter(|line| !line.entry.is_empty()).collect();
+        let parts = batching::split_to_fit(lines, self.capacity);
+        let sentences = divide_sentences(sentences, parts.len());
+        parts.into_iter().zip(sentences).map(|(lines, sentences)| Part { lines, sentences }).collect()
     }
 }
 
@@ -345,6 +358,7 @@ impl MemoryService {
             is_forced: condition == LeaseCondition::Force,
             plan,
             lines: Vec::new(),
+            group_calls: compression::MAX_GROUP_CALLS,
             spending: Spending::new(),
             report: Outcome::NotDue.into(),
         };
@@ -533,29 +547,22 @@ impl ConsolidationRun {
     /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.
     async fn summarize(&mut self, batch: Batch) -> Result<NewRevision, RunError> {
         let (messages, message_tokens) = (batch.lines.len(), batch.message_tokens);
-        let mut added = String::new();
-        let mut provenance: Option<Provenance> = None;
+        let (mut added, mut provenance) = (String::new(), None);
         let pool = self.pools.consolidation.clone();
         for Part { lines, sentences } in batch.into_parts() {
             let response = self.complete(&pool, Task::Consolidate { lines: &lines, sentences }).await?;
-            added = summary::append(&added, &without_nul(&response.text));
-            let latest = provenance_of(&pool, &response);
-            provenance = Some(match &provenance {
-                Some(earlier) => latest.after(earlier),
-                None => latest,
-            });
-        }
-        let (mut summary, mut meta) = (self.session.summary.clone(), None);
-        if !added.is_empty() {
-            summary = Summary::new(summary::append(&summary.text, &added));
-            let words = usize::try_from(summary.words).unwrap_or(usize::MAX);
-            if self.service.config.policy.needs_meta_consolidation(words)
-                && let Some((text, provenance)) = self.compress(&summary.text).await?
-            {
-                let text_before = std::mem::replace(&mut summary, Summary::new(text)).text;
-                meta = Some(MetaConsolidation { text_before, provenance });
+            let text = without_nul(&response.text);
+            // The built-in summariser found only emoji or punctuation: the messages count as messages without text.
+            if summary::has_letters(&text) {
+                added = summary::append(&added, &text);
+                provenance = Some(add_call(provenance_of(&pool, &response), provenance.as_ref()));
             }
         }
+        let (summary, meta) = if added.is_empty() {
+            (self.session.summary.clone(), None)
+        } else {
+            self.append_and_compress(&added).await?
+        };
         Ok(NewRevision {
             base_revision: self.session.revision,
             base_cursor: self.session.cursor,
@@ -566,30 +573,6 @@ impl ConsolidationRun {
             provenance,
             meta,
         })
-    }
-
-    /// Compresses a summary. Returns `None` if no model did: a summary that is too long is better than none.
-    async fn compress(&mut self, text: &str) -> Result<Option<(String, Provenance)>, RunError> {
-        let pool = self.pools.meta.clone();
-        let size = tokens::count(&encode_text(text));
-        let capacity = self.service.llm.capacity(&pool);
-        if size > capacity {
-            tracing::warn!(
-                size,
-                capacity,
-                "the summary exceeds the input limit of its pool and stays uncompressed"
-            );
-            return Ok(None);
-        }
-        let sentences = self.service.config.policy.summary_sentences;
-        match self.complete(&pool, Task::MetaConsolidate { summary: text, sentences }).await {
-            Ok(response) => Ok(Some((without_nul(&response.text), provenance_of(&pool, &response)))),
-            Err(error @ (RunError::Llm(_) | RunError::TokenLimit { .. })) => {
-                tracing::warn!(%error, "meta-consolidation failed; the summary stays uncompressed");
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
     }
 
     /// Has a pool complete a task. The usage is recorded immediately, because the tokens are spent whether or not the response
@@ -701,6 +684,14 @@ fn log_failure(error: &RunError, failures: u32, retry_in: Duration) {
         tracing::warn!(error = %cause, failures, ?retry_in, "consolidation postponed");
     } else {
         tracing::error!(error = %cause, failures, ?retry_in, "consolidation failed");
+    }
+}
+
+/// Adds the cost of the calls before to the provenance of a text.
+fn add_call(latest: Provenance, earlier: Option<&Provenance>) -> Provenance {
+    match earlier {
+        Some(earlier) => latest.after(earlier),
+        None => latest,
     }
 }
 

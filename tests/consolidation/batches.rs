@@ -11,7 +11,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use test_case::test_case;
 
-fn assert_within(calls: &[Call], limit: usize) {
+pub(crate) fn assert_within(calls: &[Call], limit: usize) {
     for call in calls {
         let tokens = tokens::count(call.system()) + tokens::count(call.user());
         assert!(tokens <= limit, "{tokens} tokens, {limit} allowed");
@@ -136,6 +136,9 @@ async fn message_larger_than_input_limit_is_split_for_the_model(backend: Backend
         let calls = model.calls().split_off(before);
         assert_within(&calls, 3000);
         assert!(calls.len() > 10, "{}", calls.len());
+        // The parts of a message are not summarised in more sentences than the message, except one for each.
+        let of_ada = |call: &&Call| lines(call).iter().any(|line| line["name"] == "Ada");
+        assert!(calls.iter().filter(of_ada).all(|call| call.user().contains("in about 1 sentences.\n")));
         let read = calls.iter().flat_map(lines).filter(|line| line["name"] == "Ada");
         let read: String = read.map(|line| line["text"].as_str().unwrap().to_owned()).collect();
         // A part may consist of white space, which is not sent.

@@ -23,6 +23,8 @@ mod process;
 
 mod batches;
 mod commit_failures;
+mod compression;
+mod extracts;
 mod failures;
 mod harness;
 mod hostile;

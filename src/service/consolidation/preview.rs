@@ -154,6 +154,7 @@ impl MemoryService {
                 is_forced: true,
                 plan: None,
                 lines: Vec::new(),
+                group_calls: 0,
                 spending: Spending::new(),
                 report: Outcome::NotDue.into(),
             };
@@ -260,10 +261,11 @@ impl LaterBatches {
             let rest = sizes.get(done..).unwrap_or_default();
             let Some(messages) = batching::batch_end(rest, &ends, capacity) else { return later };
             let tokens: usize = rest.iter().take(messages).sum();
+            let calls = tokens.div_ceil(capacity.max(1)).max(1);
             later.batches += 1;
-            later.calls += tokens.div_ceil(capacity.max(1)).max(1);
+            later.calls += calls;
             later.message_tokens = later.message_tokens.saturating_add(tokens);
-            later.sentences += requested_sentences(messages);
+            later.sentences += requested_sentences(messages).max(calls);
             done += messages;
         }
     }
@@ -319,5 +321,7 @@ mod tests {
         assert_eq!(LaterBatches::estimate(&plan, 8, 40), LaterBatches::default());
         let large = ConsolidationPlan { batch_ends: vec![1, 2], message_tokens: vec![10, 95] };
         assert_eq!(LaterBatches::estimate(&large, 1, 40).calls, 3, "a large message is split");
+        let sentences = LaterBatches::estimate(&large, 1, 10).sentences;
+        assert_eq!(sentences, 10, "one for each of its parts, if these are more than its sentences");
     }
 }
