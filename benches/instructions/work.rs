@@ -10,7 +10,7 @@ use crate::domain::exchange::Exchange;
 use crate::domain::format::{Format, ListOptions, RenderInput};
 use crate::domain::headings;
 use crate::domain::id::{SessionId, TenantId};
-use crate::domain::json_validation::{MAX_JSON_DEPTH, check_depth_and_encoding};
+use crate::domain::json_validation::{MAX_JSON_DEPTH, MAX_JSON_VALUES, check_json};
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::analyzer::Analyzer;
@@ -100,7 +100,7 @@ fn count_and_parse() {
 
     let body = json!({"user_message": text(0), "assistant_reply": text(1)}).to_string();
     run("check_body_of_exchange", || {
-        check_depth_and_encoding(black_box(&body), MAX_JSON_DEPTH).expect("a valid body");
+        check_json(black_box(&body), MAX_JSON_DEPTH, MAX_JSON_VALUES).expect("a valid body");
     });
 
     let key = ApiKey::new(&[7; RANDOM_BYTES]);

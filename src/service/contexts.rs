@@ -98,11 +98,12 @@ pub struct ContextTokens {
 }
 
 /// The decision of a context request about consolidation.
+#[expect(clippy::large_enum_variant, reason = "one value per request, never stored")]
 enum ConsolidationCheck {
     /// No run is needed or possible now; the report says why.
     Report(ConsolidationReport),
     /// A run is due.
-    Due(Box<DueRun>),
+    Due(DueRun),
 }
 
 /// The parameters of a run that is due.
@@ -128,7 +129,7 @@ impl MemoryService {
             ConsolidationCheck::Report(report) => (snapshot, report),
             // A box, because few requests consolidate, and the future of each request would be larger.
             ConsolidationCheck::Due(due) => {
-                self.consolidate_before(tenant, session, &options, snapshot, *due).boxed().await?
+                self.consolidate_before(tenant, session, &options, snapshot, due).boxed().await?
             }
         };
         self.metrics.record_context(report.outcome);
@@ -256,7 +257,7 @@ impl MemoryService {
                     let plan = plan.map(|plan| SnapshotPlan { incarnation, plan });
                     (LeaseCondition::IfUnchanged { revision: session.revision }, plan)
                 };
-                ConsolidationCheck::Due(Box::new(DueRun { mode, pools: pools.clone(), condition, plan }))
+                ConsolidationCheck::Due(DueRun { mode, pools: pools.clone(), condition, plan })
             }
         }
     }
