@@ -51,6 +51,9 @@ pub fn analyzer_for(version: &str, own: Analyzer) -> Option<Analyzer> {
 /// Largest number of messages of a batch, and their approximate JSON size. A single message may be larger.
 const MAX_BATCH_MESSAGES: i64 = 1000;
 const MAX_BATCH_BYTES: i64 = 512 * 1024;
+/// Largest number of sessions whose missing messages are counted: more than a search reads messages, so that its response counts others
+/// if there are more sessions.
+const MAX_MISSING_SESSIONS: i64 = 5001;
 /// Number of sessions that are marked as missing at once.
 const MAX_MARKED_SESSIONS: i64 = 250;
 /// Delay before another attempt if others have changed all sessions of a batch.
@@ -167,7 +170,7 @@ const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index() AS pages";
 impl Store {
     /// Returns the messages that are missing from the index, of the sessions with the most recent activity: at most
     /// `max_messages`, until their JSON exceeds `max_bytes`. Considers only session and user of the filter. Counts the others in
-    /// `max_messages + 1` sessions, so that their number is not zero if there are more.
+    /// [`MAX_MISSING_SESSIONS`] sessions.
     pub async fn missing_messages(
         &self,
         tenant: &TenantId,
@@ -176,7 +179,7 @@ impl Store {
         max_bytes: i64,
     ) -> Result<MissingMessages, StoreError> {
         let (session, user) = (filter.session.as_ref(), filter.user.as_ref());
-        let limits = (Order::NewestFirst, max_messages + 1);
+        let limits = (Order::NewestFirst, MAX_MISSING_SESSIONS);
         let (analyzer, sessions) = self.unindexed_sessions(Some(tenant), session, user, limits).await?;
         let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
         let newest = self.read_missing(Some(tenant), &sessions, true, max_messages, max_bytes).await?;

@@ -137,9 +137,15 @@ async fn redaction_blocked_by_a_fork_redacts_its_message() {
 /// Each call locks `demo`, waits for `other`, and is ended by Postgres when the transaction wants `demo`, too.
 #[tokio::test]
 async fn erasure_or_redaction_is_repeated_after_a_deadlock() {
+    // A transaction looks for a deadlock once, this long after it began to wait. The call must do so after the other transaction waits,
+    // too, and the other one must not do so first.
+    const LIMITS: &str = "\
+        DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = 3000', current_database()); END $$;
+        SET deadlock_timeout = '1h'";
     for redacts in [false, true] {
         let mut scene = scene().await;
-        let demo = scene.demo.clone();
+        scene.other.run(LIMITS).await;
+        let demo = Conversation { store: scene.backend.store().await, ..scene.demo.clone() };
         demo.session("other").say(&["x"]).await;
         let related = "UPDATE sessions SET lineage = '00000000-0000-0000-0000-000000000001', user_id = 'ada'";
         scene.other.run(related).await;
