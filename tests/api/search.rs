@@ -399,7 +399,7 @@ async fn unusual_queries_are_answered_or_rejected() {
         "a & b | !c <-> d",
         "NEAR(a b)",
         "a:b",
-        "ab*",
+        "a*",
         "\u{1f600} x",
         "x\u{0}y",
         "-\"a b\" c",
@@ -410,7 +410,7 @@ async fn unusual_queries_are_answered_or_rejected() {
     for query in sound {
         app.get(&path(&[("q", query)])).await.ok(200);
     }
-    for query in ["\"", "*", "\\", "{}", "((((", "-x", "a*", "é*", "aa* bb* cc* dd* ee*", &long] {
+    for query in ["\"", "*", "\\", "{}", "((((", "-x", "aa* bb* cc* dd* ee*", &long] {
         assert_eq!(app.get(&path(&[("q", query)])).await.fields(), ["q"], "{query}");
     }
 }

@@ -353,7 +353,7 @@ impl Analyzer {
     }
 
     /// Returns the stem of a normalized word.
-    fn stem(self, unstemmed: &str) -> Cow<'_, str> {
+    pub(super) fn stem(self, unstemmed: &str) -> Cow<'_, str> {
         if let Some(stem) = self.irregular_stems().and_then(|stems| stems.get(unstemmed)) {
             return Cow::Borrowed(stem);
         }

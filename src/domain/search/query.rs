@@ -24,10 +24,6 @@ pub enum InvalidQuery {
     OnlyExclusions,
     #[error("has more than {MAX_QUERY_CHARS} characters: send the words that matter")]
     TooLong,
-    #[error(
-        "has the prefix {0}* of one letter: send at least two letters before the *, or the word without it"
-    )]
-    ShortPrefix(char),
     #[error("has {0} prefixes, at most {MAX_PREFIXES} are allowed: send the other words without the *")]
     TooManyPrefixes(usize),
 }
@@ -84,7 +80,7 @@ impl Query {
         }
         let mut query = Self::default();
         for (number, part) in split(text).iter().enumerate() {
-            query.add(analyzer, number, part)?;
+            query.add(analyzer, number, part);
         }
         let prefixes =
             query.words.iter().filter(|word| matches!(word.pattern, Pattern::Prefix { .. })).count();
@@ -130,12 +126,16 @@ impl Query {
         self.possible_names.retain(|term| stop_terms.contains(term));
     }
 
-    fn add(&mut self, analyzer: Analyzer, number: usize, part: &QueryPart<'_>) -> Result<(), InvalidQuery> {
+    fn add(&mut self, analyzer: Analyzer, number: usize, part: &QueryPart<'_>) {
         let mut tokens = analyzer.tokens(part.text);
         tokens.retain(|token| !token.is_unigram);
-        let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return Ok(()) };
+        let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return };
+        // Too many words begin with one letter, and `A* algorithm` and `5* hotel` mean something else. Exclusions need no lookup.
+        let is_letter = last.unstemmed.chars().nth(1).is_none()
+            && segments(part.text).last().is_some_and(|segment| segment.is_word);
+        let is_prefix = part.is_prefix && (part.is_excluded || !is_letter);
         let pattern = |token: &Token| {
-            if !part.is_prefix || token.position < last.position {
+            if !is_prefix || token.position < last.position {
                 return Pattern::Term(token.term.to_string());
             }
             let irregular_stems = analyzer.irregular_stems_of(&token.unstemmed).map(str::to_owned).collect();
@@ -146,15 +146,9 @@ impl Query {
         if part.is_excluded {
             // `-e-mail` excludes the phrase, not every message with an e.
             self.excluded.push(phrase);
-            return Ok(());
+            return;
         }
-        if part.is_prefix {
-            let mut letters = last.unstemmed.chars();
-            let is_word = segments(part.text).last().is_some_and(|segment| segment.is_word);
-            if let (Some(letter), None, true) = (letters.next(), letters.next(), is_word) {
-                return Err(InvalidQuery::ShortPrefix(letter));
-            }
-        } else if number > 0 {
+        if number > 0 && !part.is_prefix {
             // The first word of a question is capitalized, too.
             let is_capitalized = |token: &&Token| {
                 let word = part.text.get(token.range.clone()).unwrap_or_default();
@@ -171,7 +165,6 @@ impl Query {
                 self.words.push(QueryWord { pattern, part: number });
             }
         }
-        Ok(())
     }
 }
 
@@ -227,8 +220,10 @@ fn prefix_patterns(analyzer: Analyzer, prefix: &str) -> Vec<TermPattern> {
             stems.extend(english_stem(stem, ending));
         }
     }
-    let stop_terms = analyzer.stop_terms();
+    let (stop_terms, own_stem) = (analyzer.stop_terms(), analyzer.stem(prefix));
     stems.retain(|stem| !stop_terms.contains(stem.as_str()));
+    // `owned` is indexed as the stop word `own`.
+    stems.push(own_stem.into_owned());
     let mut lexemes = vec![TermPattern { term: prefix.to_owned(), is_prefix: true }];
     if let Some(stem) = prefix.strip_suffix('y') {
         lexemes.push(TermPattern { term: format!("{stem}i"), is_prefix: true });
@@ -384,6 +379,9 @@ mod tests {
             ("skie", "skies"),
             ("dyin", "dying"),
             ("lyi", "lying"),
+            ("owned", "owned"),
+            ("others", "others"),
+            ("willing", "willing"),
         ] {
             let terms = words(&format!("{prefix}*"))[0].index_terms(Analyzer::default());
             let stem = &*Analyzer::default().tokens(word)[0].term;
@@ -404,28 +402,20 @@ mod tests {
     }
 
     #[test]
-    fn prefix_of_one_letter_or_one_of_too_many_is_rejected() {
-        for (text, error) in [
-            ("a*", InvalidQuery::ShortPrefix('a')),
-            ("ferry É*", InvalidQuery::ShortPrefix('e')),
-            ("e-m*", InvalidQuery::ShortPrefix('m')),
-            ("aa* bb* cc* dd* ee*", InvalidQuery::TooManyPrefixes(5)),
-        ] {
-            assert_eq!(parse(text), Err(error), "{text}");
+    fn prefix_of_one_letter_is_a_word_and_too_many_prefixes_are_rejected() {
+        for (text, word) in
+            [("a*", "a"), ("É*", "é"), ("5* hotel", "5 hotel"), ("e-m*", "e-m"), ("-a* ferry", "-a* ferry")]
+        {
+            assert_eq!(parse(text), parse(word), "{text}");
         }
-        // Exclusions and repetitions need no lookup, and a character of a script without spaces is as rare as a word.
-        for text in ["ab*", "ferry -a*", "数*", "aa* bb* cc* dd* aa*"] {
-            assert!(parse(text).is_ok(), "{text}");
+        // Repetitions need no lookup, and a character of a script without spaces is as rare as a word.
+        for text in ["ab*", "数*", "aa* bb* cc* dd* aa*"] {
+            let query = parse(text).expect(text);
+            assert!(query.words.iter().all(|word| matches!(word.pattern, Pattern::Prefix { .. })), "{text}");
         }
-        let texts =
-            [InvalidQuery::ShortPrefix('a'), InvalidQuery::TooManyPrefixes(5)].map(|error| error.to_string());
-        assert_eq!(
-            texts,
-            [
-                "has the prefix a* of one letter: send at least two letters before the *, or the word without it",
-                "has 5 prefixes, at most 4 are allowed: send the other words without the *",
-            ]
-        );
+        let error = parse("aa* bb* cc* dd* ee*").expect_err("too many");
+        let text = "has 5 prefixes, at most 4 are allowed: send the other words without the *";
+        assert_eq!(error.to_string(), text);
     }
 
     #[test]
