@@ -107,7 +107,7 @@ async fn summary_beyond_input_limit_is_compressed_in_groups(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failure_of_one_group_keeps_uncompressed_summary(backend: Backend) {
+async fn failure_of_one_group_keeps_its_text_and_compresses_the_others(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(compressing));
     let limit = LIMIT.to_string();
@@ -118,11 +118,13 @@ async fn failure_of_one_group_keeps_uncompressed_summary(backend: Backend) {
     model.push(Behaviour::reply(compressing));
     model.push(Behaviour::fail(500, "down"));
     assert_eq!(consolidate(&app, "s").await.0, StatusCode::CREATED);
-    assert_eq!(model.calls().len() - before, 3, "no further group is tried");
+    assert!(model.calls().len() - before > 3, "the other groups are compressed");
     let revision = revisions(&app, "s").await.pop().unwrap();
-    assert!(revision["meta"].is_null(), "{revision}");
-    let added = revision["added"].as_str().unwrap();
-    assert_eq!(revision["text"], format!("{}\n\n{added}", long_summary()));
+    assert!(revision["meta"].is_object(), "{revision}");
+    let text = revision["text"].as_str().unwrap();
+    assert!(text.len() < long_summary().len() / 2, "{text}");
+    let kept = long_summary().split("\n\n").filter(|paragraph| text.contains(paragraph)).count();
+    assert!(kept > 0, "the group that failed is complete: {text}");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

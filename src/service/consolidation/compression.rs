@@ -22,12 +22,18 @@ const WORDS_PER_SENTENCE: usize = 50;
 /// Smallest capacity for groups, in tokens: smaller groups have a few sentences, which no model could compress.
 const MIN_CAPACITY: usize = 128;
 
+/// Number of groups that may fail in a round. A single group can fail each time, for example because a content filter rejects it, and must
+/// not keep the others from being compressed; more failures suggest that the models are unavailable.
+const MAX_FAILED_GROUPS: usize = 2;
+
 /// A summary after it was compressed once, as a whole or in groups.
 struct Round {
     text: String,
     provenance: Provenance,
-    /// `true` if one call compressed the whole summary. Then no further call follows.
+    /// `true` if one call compressed the whole summary.
     is_whole: bool,
+    /// `true` if no further round follows.
+    is_last: bool,
 }
 
 impl ConsolidationRun {
@@ -67,14 +73,15 @@ impl ConsolidationRun {
         let mut compressed: Option<(String, Provenance)> = None;
         loop {
             let before = compressed.as_ref().map_or(text, |(text, _)| text.as_str());
-            let Some(Round { text, provenance, is_whole }) = self.compress_once(before).await? else {
+            let Some(Round { text, provenance, is_whole, is_last }) = self.compress_once(before).await?
+            else {
                 return Ok(compressed);
             };
             // A group can end within a word, which then counts as two.
             if !is_whole && summary::words(&text) >= summary::words(before) {
                 return Ok(compressed);
             }
-            let is_done = is_whole || !self.is_too_long(&text);
+            let is_done = is_last || !self.is_too_long(&text);
             let earlier = compressed.as_ref().map(|(_, provenance)| provenance);
             compressed = Some((text, add_call(provenance, earlier)));
             if is_done {
@@ -83,7 +90,8 @@ impl ConsolidationRun {
         }
     }
 
-    /// Compresses a summary by one call, or each of its groups by one. Returns `None` if a call failed, or none was possible.
+    /// Compresses a summary by one call, or each of its groups by one. A group whose call fails stays as it is. Returns `None` if nothing
+    /// was compressed.
     async fn compress_once(&mut self, text: &str) -> Result<Option<Round>, RunError> {
         let pool = self.pools.meta.clone();
         let capacity = self.service.llm.capacity(&pool);
@@ -93,7 +101,12 @@ impl ConsolidationRun {
         let max_sentences = self.service.config.policy.summary_sentences;
         if let [group] = groups.as_slice() {
             let compressed = self.compress_text(&pool, group, max_sentences).await?;
-            return Ok(compressed.map(|(text, provenance)| Round { text, provenance, is_whole: true }));
+            return Ok(compressed.map(|(text, provenance)| Round {
+                text,
+                provenance,
+                is_whole: true,
+                is_last: true,
+            }));
         }
         if capacity < MIN_CAPACITY {
             tracing::warn!(
@@ -102,19 +115,21 @@ impl ConsolidationRun {
             );
             return Ok(None);
         }
-        let (mut texts, mut provenance) = (Vec::with_capacity(groups.len()), None);
+        let (mut texts, mut provenance, mut failures) = (Vec::with_capacity(groups.len()), None, 0);
         for group in groups {
             let sentences = max_sentences.min(summary::words(&group) / WORDS_PER_SENTENCE);
-            if sentences == 0 || self.group_calls == 0 {
+            if sentences == 0 || self.group_calls == 0 || failures == MAX_FAILED_GROUPS {
                 texts.push(group);
                 continue;
             }
             self.group_calls -= 1;
-            let Some((text, latest)) = self.compress_text(&pool, &group, sentences).await? else {
-                return Ok(None);
-            };
-            texts.push(text);
-            provenance = Some(add_call(latest, provenance.as_ref()));
+            if let Some((text, latest)) = self.compress_text(&pool, &group, sentences).await? {
+                texts.push(text);
+                provenance = Some(add_call(latest, provenance.as_ref()));
+            } else {
+                texts.push(group);
+                failures += 1;
+            }
         }
         if self.group_calls == 0 {
             tracing::warn!(
@@ -122,7 +137,8 @@ impl ConsolidationRun {
                 "the run has made all its calls for parts of a summary; the rest stays uncompressed until the next run"
             );
         }
-        Ok(provenance.map(|provenance| Round { text: texts.join("\n\n"), provenance, is_whole: false }))
+        let text = texts.join("\n\n");
+        Ok(provenance.map(|provenance| Round { text, provenance, is_whole: false, is_last: failures > 0 }))
     }
 
     /// Compresses a text by one call. Returns `None` if no model did.
@@ -135,7 +151,7 @@ impl ConsolidationRun {
         match self.complete(pool, Task::MetaConsolidate { summary: text, sentences }).await {
             Ok(response) => Ok(Some((without_nul(&response.text), provenance_of(pool, &response)))),
             Err(error @ (RunError::Llm(_) | RunError::TokenLimit { .. })) => {
-                tracing::warn!(%error, "meta-consolidation failed; the summary stays uncompressed");
+                tracing::warn!(%error, "meta-consolidation failed; the text stays uncompressed");
                 Ok(None)
             }
             Err(error) => Err(error),
