@@ -50,7 +50,7 @@ pub enum ModelError {
     /// The stream ended before the completion did.
     #[error("the response stream was truncated")]
     StreamTruncated,
-    /// The response check rejected the completion, or the provider its finish reason.
+    /// The response check rejected the completion.
     #[error("response rejected: {0}")]
     Rejected(Rejection),
     /// The API key or another secret of the provider is unavailable.
@@ -176,9 +176,8 @@ impl ModelError {
 
     /// Returns `true` if the circuit breaker counts this error as a failure. An oversized prompt depends on the
     /// conversation: counting it would block the model for all other sessions. The end of the pool's deadline is not
-    /// counted here, because the model may have had too little time. A rejected response is not counted
-    /// either: the circuit breaker records the call before the response check, as a success, and it does not record a
-    /// response that the provider rejects.
+    /// counted here, because the model may have had too little time. The circuit breaker never sees a rejected response:
+    /// it records the call before the response check, as a success.
     #[must_use]
     pub fn is_model_fault(&self) -> bool {
         match self {
@@ -190,7 +189,7 @@ impl ModelError {
     }
 }
 
-/// The reason for which a completion was rejected, by the response check unless noted.
+/// The reason for which the response check rejected a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     #[error("empty")]
@@ -200,7 +199,7 @@ pub enum Rejection {
     /// Stopped by the provider's content filter or by a refusal of the model.
     #[error("filtered")]
     Filtered,
-    /// Ended in a tool call or a paused turn. precis offers no tools and continues no turn. Detected by the provider.
+    /// Ended in a tool call or a paused turn. precis offers no tools and continues no turn.
     #[error("ended in a tool call or a paused turn; precis offers no tools")]
     Unfinished,
     /// Only "none", "n/a" or the like.

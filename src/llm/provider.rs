@@ -34,6 +34,8 @@ pub enum FinishReason {
     Length,
     /// The provider's content filter or a refusal of the model.
     Filtered,
+    /// The model called a tool or paused its turn. precis offers no tools and continues no turn.
+    Unfinished,
 }
 
 /// A complete response of a model that the response check has not seen yet.

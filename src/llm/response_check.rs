@@ -85,6 +85,7 @@ fn check_form(text: &str, finish_reason: FinishReason, task: &Task<'_>) -> Resul
     match finish_reason {
         FinishReason::Filtered => return Err(Rejection::Filtered),
         FinishReason::Length => return Err(Rejection::Truncated),
+        FinishReason::Unfinished => return Err(Rejection::Unfinished),
         FinishReason::Complete => {}
     }
     let text = text.trim();

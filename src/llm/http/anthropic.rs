@@ -2,9 +2,9 @@
 
 use super::{ResponseBuilder, WireFormat};
 use crate::domain::json::MapOnly;
+use crate::llm::ModelError;
 use crate::llm::prompt::Prompt;
 use crate::llm::provider::{FinishReason, Request};
-use crate::llm::{ModelError, Rejection};
 use reqwest::header::HeaderName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -66,7 +66,7 @@ fn handle_event(event: Event, response: &mut ResponseBuilder) -> Result<(), Mode
         Event::BlockDelta { delta } => handle_block(delta, response)?,
         Event::Delta { delta: MapOnly(delta), usage } => {
             response.usage(&usage, "input_tokens", "output_tokens");
-            handle_stop_reason(&delta.stop_reason.unwrap_or_default(), response)?;
+            handle_stop_reason(&delta.stop_reason.unwrap_or_default(), response);
         }
         Event::Stop => response.end_of_stream(),
         Event::CompleteMessage(message) => {
@@ -74,7 +74,7 @@ fn handle_event(event: Event, response: &mut ResponseBuilder) -> Result<(), Mode
             for block in message.content {
                 handle_block(block, response)?;
             }
-            handle_stop_reason(&message.stop_reason.unwrap_or_default(), response)?;
+            handle_stop_reason(&message.stop_reason.unwrap_or_default(), response);
         }
         Event::Other => {}
     }
@@ -91,7 +91,7 @@ fn handle_block(block: Block, response: &mut ResponseBuilder) -> Result<(), Mode
     }
 }
 
-fn handle_stop_reason(reason: &str, response: &mut ResponseBuilder) -> Result<(), ModelError> {
+fn handle_stop_reason(reason: &str, response: &mut ResponseBuilder) {
     // Gateways pass on the words of chat completions, and upper case.
     match reason.to_ascii_lowercase().as_str() {
         "end_turn" | "stop_sequence" | "stop" | "eos" | "eos_token" => {
@@ -102,12 +102,11 @@ fn handle_stop_reason(reason: &str, response: &mut ResponseBuilder) -> Result<()
         }
         "refusal" | "content_filter" => response.finish_reason(FinishReason::Filtered),
         "tool_use" | "pause_turn" | "tool_calls" | "function_call" => {
-            return Err(ModelError::Rejected(Rejection::Unfinished));
+            response.finish_reason(FinishReason::Unfinished);
         }
         // No reason, or an unknown one: the event `message_stop` decides if the completion has ended.
         _ => {}
     }
-    Ok(())
 }
 
 #[derive(Deserialize)]
@@ -231,15 +230,16 @@ mod tests {
     }
 
     #[test]
-    fn tool_calls_and_paused_turns_are_rejected() {
+    fn tool_calls_and_paused_turns_are_unfinished() {
         for reason in ["tool_use", "pause_turn", "TOOL_USE", "tool_calls"] {
-            let rejected = Err(ModelError::Rejected(Rejection::Unfinished));
+            let unfinished = Ok(FinishReason::Unfinished);
             let end = format!(r#"{{"type":"message_delta","delta":{{"stop_reason":"{reason}"}}}}"#);
-            assert_eq!(read(&[TEXT, &end, r#"{"type":"message_stop"}"#]), rejected, "{reason}");
+            let streamed = read(&[TEXT, &end, r#"{"type":"message_stop"}"#]);
+            assert_eq!(streamed.map(|response| response.finish_reason), unfinished, "{reason}");
             let whole = format!(
                 r#"{{"type":"message","content":[{{"type":"text","text":"Ada"}}],"stop_reason":"{reason}"}}"#
             );
-            assert_eq!(read(&[&whole]), rejected, "{reason}");
+            assert_eq!(read(&[&whole]).map(|response| response.finish_reason), unfinished, "{reason}");
         }
     }
 

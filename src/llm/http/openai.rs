@@ -6,9 +6,9 @@
 use super::{ResponseBuilder, WireFormat};
 use crate::config::{self, OutputLimitField};
 use crate::domain::json::MapOnly;
+use crate::llm::ModelError;
 use crate::llm::prompt::Prompt;
 use crate::llm::provider::{FinishReason, Request};
-use crate::llm::{ModelError, Rejection};
 use reqwest::header::{AUTHORIZATION, HeaderName};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -141,7 +141,7 @@ fn read_finish_reason(reason: &str, response: &mut ResponseBuilder) -> Result<()
         }
         // The last two are Anthropic's words, which gateways pass on.
         "tool_calls" | "function_call" | "tool_use" | "pause_turn" => {
-            return Err(ModelError::Rejected(Rejection::Unfinished));
+            response.finish_reason(FinishReason::Unfinished);
         }
         "error" => {
             return Err(ModelError::Protocol("the server ended the response with an error"));
@@ -287,12 +287,13 @@ mod tests {
     }
 
     #[test]
-    fn tool_calls_and_paused_turns_are_rejected() {
+    fn tool_calls_and_paused_turns_are_unfinished() {
         let text = r#"{"choices":[{"delta":{"content":"I call a tool."}}]}"#;
         for reason in ["tool_calls", "function_call", "TOOL_CALLS", "tool_use", "pause_turn"] {
             let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
-            let rejected = Err(ModelError::Rejected(Rejection::Unfinished));
-            assert_eq!(read(&[text, &end, "[DONE]"]), rejected, "{reason}");
+            let unfinished = Ok(FinishReason::Unfinished);
+            let read = read(&[text, &end, "[DONE]"]);
+            assert_eq!(read.map(|response| response.finish_reason), unfinished, "{reason}");
         }
     }
 

@@ -166,6 +166,7 @@ pub struct ParsedResponse {
 #[derive(Debug, Default)]
 pub struct ResponseBuilder {
     text: String,
+    has_pieces: bool,
     refused: bool,
     finish_reason: Option<FinishReason>,
     is_end_of_stream: bool,
@@ -176,19 +177,27 @@ pub struct ResponseBuilder {
 impl ResponseBuilder {
     /// Adds a piece of the text.
     pub fn text_delta(&mut self, text: &str) -> Result<(), ModelError> {
-        self.text.push_str(text);
-        self.token_events += usize::from(!text.is_empty());
-        if self.text.len() > MAX_TEXT_BYTES { Err(RESPONSE_TOO_LARGE) } else { Ok(()) }
+        self.has_pieces |= !text.is_empty();
+        self.add_text(text)
     }
 
     /// Replaces the text by the whole text so far. An empty one is ignored: it belongs to a message that only has a finish
-    /// reason.
+    /// reason. A text that neither follows pieces nor continues the last whole text is an error, because it could be a piece itself.
     pub fn whole_text(&mut self, text: &str) -> Result<(), ModelError> {
         if text.trim().is_empty() || text == self.text {
             return Ok(());
         }
+        if !self.has_pieces && !text.starts_with(&self.text) {
+            return Err(ModelError::Protocol("the response has several messages with different texts"));
+        }
         self.text.clear();
-        self.text_delta(text)
+        self.add_text(text)
+    }
+
+    fn add_text(&mut self, text: &str) -> Result<(), ModelError> {
+        self.text.push_str(text);
+        self.token_events += usize::from(!text.is_empty());
+        if self.text.len() > MAX_TEXT_BYTES { Err(RESPONSE_TOO_LARGE) } else { Ok(()) }
     }
 
     /// Returns the size of the text.
@@ -298,6 +307,9 @@ mod tests {
             assert_eq!((builder.text.as_str(), builder.token_events()), (text, token_events), "{whole:?}");
         }
         assert_eq!(builder.whole_text(&"x".repeat(MAX_TEXT_BYTES + 1)), Err(RESPONSE_TOO_LARGE));
+        let mut builder = ResponseBuilder::default();
+        builder.whole_text("Ada ").expect("the first one");
+        assert!(matches!(builder.whole_text("flies."), Err(ModelError::Protocol(_))), "could be a piece");
     }
 
     #[test]
