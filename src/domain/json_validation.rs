@@ -11,7 +11,7 @@ use std::fmt;
 /// nest stored JSON up to three levels deeper. One deeper message would make its whole session unreadable.
 pub(crate) const MAX_JSON_DEPTH: usize = 120;
 
-/// Largest number of values in a body, or in a line of an import: enough for a list of 80,000 messages. A value takes several hundred bytes
+/// Largest number of values in a body, or in a line of an import: enough for a list of 80,000 messages of plain text. A value takes several hundred bytes
 /// while it is parsed, and only three bytes of a body.
 pub(crate) const MAX_JSON_VALUES: usize = 250_000;
 

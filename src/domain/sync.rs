@@ -37,7 +37,7 @@ use std::fmt;
 use time::OffsetDateTime;
 
 /// Arguments of a call with more JSON values are compared as text.
-const MAX_ARGUMENT_VALUES: usize = 10_000;
+const MAX_ARGUMENT_VALUES: usize = 50_000;
 
 /// The complete list of the messages that a client has, without a leading system message.
 #[derive(Clone, Debug, Default)]

@@ -3,6 +3,7 @@
 use super::error::Problem;
 use super::headers::is_json;
 use super::json;
+use super::middleware::admission::COPIES_OF_BODY;
 use super::path::percent_decode;
 use crate::blocking;
 use crate::capacity;
@@ -279,7 +280,7 @@ impl<T: DeserializeOwned + Default + Send + 'static, S: Send + Sync> FromRequest
 /// Memory of a value of a large body while it is parsed, in bytes.
 const MEMORY_OF_VALUE: usize = 256;
 
-/// Parses a body. A large one gets the memory of its values first, of which it can have many.
+/// Parses a body. A large one gets the memory of its values first, if they need more than the request has for its size.
 async fn parse_json<T: DeserializeOwned + Send + 'static>(
     body: Bytes,
     max_depth: usize,
@@ -289,7 +290,10 @@ async fn parse_json<T: DeserializeOwned + Send + 'static>(
         let checked = body.clone();
         let count = move || json::check_body(&checked, max_depth, MAX_JSON_VALUES).map(|(_, values)| values);
         let values = blocking::spawn_cpu_if_large(bytes, count).await?;
-        capacity::claim(values * MEMORY_OF_VALUE).await.map_err(|_| Problem::no_memory())?;
+        let more = (values * MEMORY_OF_VALUE).saturating_sub(bytes * COPIES_OF_BODY);
+        if more > 0 {
+            capacity::claim(more).await.map_err(|_| Problem::no_memory())?;
+        }
     }
     blocking::spawn_cpu_if_large(bytes, move || json::parse(&body, max_depth)).await
 }

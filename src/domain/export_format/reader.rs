@@ -19,6 +19,9 @@ use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeSet, HashSet};
 use time::OffsetDateTime;
 
+/// Largest number of JSON values in a line: those of a message that a request can contain, and of the line around it.
+const MAX_LINE_VALUES: usize = MAX_JSON_VALUES + 8;
+
 /// A valid message of an import with its token count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImportedMessage {
@@ -245,13 +248,13 @@ impl ExportReader {
         }
         let line_type = LineType::of(text)?;
         let max_depth = line_type.max_depth();
-        match check_json(text, max_depth, MAX_JSON_VALUES) {
+        match check_json(text, max_depth, MAX_LINE_VALUES) {
             Ok(_) => {}
             Err(InvalidJson::TooDeep) => {
                 return invalid("", format!("is nested deeper than {max_depth} levels"));
             }
             Err(InvalidJson::TooManyValues) => {
-                let detail = format!("has more than {MAX_JSON_VALUES} JSON values: send large data as text");
+                let detail = format!("has more than {MAX_LINE_VALUES} JSON values: send large data as text");
                 return invalid("", detail);
             }
             Err(InvalidJson::Malformed(_)) => {

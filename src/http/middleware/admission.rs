@@ -42,7 +42,7 @@ const PREDICTION_MARGIN: f64 = 0.75;
 const BASE_COST: u64 = 4 * 1024;
 
 /// A large body exists this many times while its messages are parsed and stored, in addition to the body itself.
-const COPIES_OF_BODY: usize = 3;
+pub(crate) const COPIES_OF_BODY: usize = 3;
 
 /// Bodies of at most this size are not part of the memory: the number of running requests bounds them.
 const SMALL_BODY: usize = 64 * 1024;
