@@ -30,6 +30,7 @@ mod retention;
 mod rows;
 pub mod search;
 pub mod search_index;
+mod segments;
 pub mod sqlite;
 mod statement;
 mod store;

@@ -9,12 +9,11 @@ use crate::domain::coverage::{self, TailSelection};
 use crate::domain::exchange::Exchange;
 use crate::domain::format::{Format, ListOptions, RenderInput};
 use crate::domain::headings;
-use crate::domain::id::{SessionId, TenantId};
 use crate::domain::json_validation::{MAX_JSON_DEPTH, MAX_JSON_VALUES, check_json};
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::lexemes;
+use crate::domain::search::index_terms;
 use crate::domain::tail::Tail;
 use crate::domain::tokens;
 use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
@@ -116,15 +115,8 @@ fn count_and_parse() {
     run("encode_transcript_line", || {
         drop(black_box(TranscriptLine::from(TranscriptEntry::of(black_box(&message)))));
     });
-    let (tenant, session) =
-        (TenantId::new("tenant").expect("valid"), SessionId::new("session").expect("valid"));
     run("index_message", || {
-        drop(black_box(lexemes::message_lexemes(
-            Analyzer::default(),
-            &tenant,
-            &session,
-            black_box(&message),
-        )));
+        drop(black_box(index_terms::message_terms(Analyzer::default(), black_box(&message))));
     });
 }
 

@@ -11,13 +11,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-/// Delay between the first new message and indexing. Indexing many messages together costs the database much less than
-/// indexing them one by one.
-const DEBOUNCE: Duration = Duration::from_secs(1);
-/// The delay after a long pending list, so that neither searches have to read it nor exchanges to flush it.
-const SHORT_DEBOUNCE: Duration = Duration::from_millis(300);
-/// A pending list of this size is long: 512 KiB.
-const LONG_LIST_PAGES: i64 = 64;
+/// Delay between the first new message and the work for it. Many messages together cost the database much less than one by one.
+const DEBOUNCE: Duration = Duration::from_millis(500);
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Interval between two checks for messages that other replicas have stored and not indexed, because they were killed.
 const CHECK_INTERVAL: Duration = Duration::from_mins(10);
@@ -28,8 +23,6 @@ pub struct IndexWorker {
     store: Arc<Store>,
     wakeup: Arc<Notify>,
     metrics: ServiceMetrics,
-    /// The last attempt to flush the pending list failed.
-    flush_failed: bool,
 }
 
 impl MemoryService {
@@ -37,43 +30,39 @@ impl MemoryService {
     #[must_use]
     pub fn index_worker(&self) -> IndexWorker {
         let (store, wakeup) = (Arc::clone(&self.store), Arc::clone(&self.index_wakeup));
-        IndexWorker { store, wakeup, metrics: self.metrics.clone(), flush_failed: false }
+        IndexWorker { store, wakeup, metrics: self.metrics.clone() }
     }
 }
 
 impl IndexWorker {
     /// Runs without end.
-    pub async fn run(mut self) {
+    pub async fn run(self) {
         let (mut next_check, mut failed) = (Instant::now(), false);
         loop {
             let is_check_due = next_check <= Instant::now();
-            let debounce = match self.index(is_check_due).await {
-                Ok(debounce) => debounce,
-                Err(error) => {
-                    // Only the first of consecutive failures is logged as a warning, and none of an unreachable database,
-                    // because failing requests report it.
-                    if failed || matches!(error, StoreError::Unavailable(_)) {
-                        tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
-                    } else {
-                        tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may miss messages");
-                    }
-                    failed = true;
-                    tokio::time::sleep(RETRY_DELAY).await;
-                    continue;
+            if let Err(error) = self.index(is_check_due).await {
+                // Only the first of consecutive failures is logged as a warning, and none of an unreachable database,
+                // because failing requests report it.
+                if failed || matches!(error, StoreError::Unavailable(_)) {
+                    tracing::debug!(error = %ErrorChain(&error), "search indexing failed");
+                } else {
+                    tracing::warn!(error = %ErrorChain(&error), "search indexing failed; searches may miss messages");
                 }
-            };
+                failed = true;
+                tokio::time::sleep(RETRY_DELAY).await;
+                continue;
+            }
             failed = false;
             if is_check_due {
                 next_check = Instant::now() + CHECK_INTERVAL;
             }
             _ = timeout_at(next_check, self.wakeup.notified()).await;
-            tokio::time::sleep(debounce).await;
+            tokio::time::sleep(DEBOUNCE).await;
         }
     }
 
-    /// Indexes the missing messages, and returns the delay before the next ones. With `check`, looks for them in all tenants before
-    /// and after.
-    async fn index(&mut self, check: bool) -> Result<Duration, StoreError> {
+    /// Indexes the missing messages. With `check`, looks for them in all tenants before and after.
+    async fn index(&self, check: bool) -> Result<(), StoreError> {
         let state = if check { self.store.index_state().await? } else { IndexState::default() };
         let IndexState { messages, is_rebuilding, .. } = state;
         if check {
@@ -88,37 +77,12 @@ impl IndexWorker {
             );
         }
         // Under a steady load, some messages are missing at any time. A batch for these few would cost more than the debounce saves.
-        let pages = loop {
-            let batch = self.store.index_batch().await?;
-            let pages = self.flush().await;
-            if batch.is_none_or(|batch| batch.is_last) {
-                break pages;
-            }
-        };
+        while self.store.index_batch().await?.is_some_and(|batch| !batch.is_last) {}
         if is_incomplete {
             self.record(&self.store.index_state().await?);
             tracing::info!("the search index is complete");
         }
-        Ok(if pages < LONG_LIST_PAGES { DEBOUNCE } else { SHORT_DEBOUNCE })
-    }
-
-    /// Flushes the pending list on Postgres, and returns the number of its pages.
-    async fn flush(&mut self) -> i64 {
-        match self.store.flush_pending_list().await {
-            Ok(pages) => {
-                self.flush_failed = false;
-                pages
-            }
-            Err(error) => {
-                // Searches find the messages all the same. Only the first of consecutive failures is logged.
-                if !std::mem::replace(&mut self.flush_failed, true)
-                    && !matches!(error, StoreError::Unavailable(_))
-                {
-                    tracing::warn!(error = %ErrorChain(&error), "failed to flush the pending list of the search index; exchanges wait for it");
-                }
-                0
-            }
-        }
+        Ok(())
     }
 
     fn record(&self, state: &IndexState) {
@@ -141,7 +105,6 @@ pub async fn reindex(
     while let Some(batch) = store.index_batch().await? {
         indexed += u64::try_from(batch.messages).unwrap_or(0);
         progress(indexed);
-        store.flush_pending_list().await?;
     }
     Ok((state, indexed))
 }

@@ -295,6 +295,9 @@ impl RetentionWorker {
                     }
                 }
             }
+            if erased > 0 {
+                self.service.store.remove_erased_traces(tenant).await?;
+            }
             if erased + failed > 0 {
                 tracing::info!(%tenant, erased, failed, elapsed = ?begun.elapsed(), "erased expired sessions");
             }

@@ -13,7 +13,7 @@ use crate::domain::search::query::Query;
 use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::storage::Store;
-use crate::storage::search::MissingMessages;
+use crate::storage::search::{IndexSnapshot, MissingMessages};
 use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
@@ -111,14 +111,16 @@ impl MemoryService {
         let limit = request.limit.min(MAX_LIMIT);
         // Hits beyond the limit can become the best ones.
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
+        let mut index = self.store.index_snapshot(tenant, &analyzer.version()).await?;
+        let unsearched_messages = unsearched_messages + index.unread_messages;
         let Candidates { entries, weights } =
-            select_candidates(&self.store, tenant, &filter, analyzer, &query, &read.candidates).await?;
+            select_candidates(&mut index, &filter, analyzer, &query, &read.candidates).await?;
         drop(thread);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in entries.chunks(MAX_RANKED) {
-            let located = self.store.locate_entries(tenant, &filter, chunk).await?;
+            let located = index.locate(chunk).await?;
             let refs: Vec<MessageRef> = located.into_iter().map(|(_, message)| message).collect();
-            read = self.read(tenant, &filter, &refs, read).await?;
+            read = read.fetch(&mut index, &filter, &refs).await?;
             if read.matches() >= ranked_hits {
                 break;
             }
@@ -128,9 +130,10 @@ impl MemoryService {
         // Messages around those of the index can be better hits than these.
         let neighbours = ranking.promising_neighbours(&ranked, ranked_hits);
         if !neighbours.is_empty() {
-            read = self.read(tenant, &filter, &neighbours, read).await?;
+            read = read.fetch(&mut index, &filter, &neighbours).await?;
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
+        drop(index);
         ranked.truncate(ranked_hits);
         let found =
             || ranked.iter().filter_map(|(index, score)| Some((read.candidates.get(*index)?, *score)));
@@ -151,24 +154,6 @@ impl MemoryService {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
         Ok(SearchResults { hits, unsearched_messages, ranking })
-    }
-
-    /// Reads messages that were not read, as far as they exist and pass the filter.
-    async fn read(
-        &self,
-        tenant: &TenantId,
-        filter: &SearchFilter,
-        refs: &[MessageRef],
-        read: ReadMessages,
-    ) -> Result<ReadMessages, Error> {
-        let known: HashSet<&MessageRef> = read.candidates.iter().map(|known| &known.place).collect();
-        let unread: Vec<_> = refs.iter().filter(|found| !known.contains(found)).cloned().collect();
-        if unread.is_empty() {
-            return Ok(read);
-        }
-        let user = filter.user.as_ref();
-        let stored = self.store.fetch_messages(tenant, user, &unread, &[0..=0], MAX_RANKED_BYTES).await?;
-        read.add(filter, stored).await
     }
 
     async fn add_neighbours(
@@ -210,6 +195,23 @@ struct ReadMessages {
 }
 
 impl ReadMessages {
+    /// Reads messages that were not read, as far as they exist and pass the filter.
+    async fn fetch(
+        self,
+        index: &mut IndexSnapshot,
+        filter: &SearchFilter,
+        refs: &[MessageRef],
+    ) -> Result<Self, Error> {
+        let known: HashSet<&MessageRef> = self.candidates.iter().map(|known| &known.place).collect();
+        let unread: Vec<_> = refs.iter().filter(|found| !known.contains(found)).cloned().collect();
+        drop(known);
+        if unread.is_empty() {
+            return Ok(self);
+        }
+        let stored = index.fetch_messages(filter.user.as_ref(), &unread, MAX_RANKED_BYTES).await?;
+        self.add(filter, stored).await
+    }
+
     /// Adds the messages that pass the filter.
     async fn add(
         mut self,

@@ -1,14 +1,16 @@
 //! Erasure of sessions and users.
 //!
-//! On Postgres, an erasure is one transaction, for which only writers of the same sessions wait. SQLite has one writer, and removing
-//! an entry from the full-text index takes about two milliseconds, because FTS5 rewrites a page for each term of it. So there, an
+//! On Postgres, an erasure is one transaction, for which only writers of the same sessions wait. SQLite has one writer, so there, an
 //! erasure first hides the sessions, in one short transaction: a hidden session has no history, summary, user or metadata any
 //! more, and its id is reserved, as that of an import that was abandoned. Then the rows of the hidden sessions are deleted in
 //! small transactions, between which others write, and finally the reservations. If the process dies meanwhile, the next start
 //! continues, and so does a request that writes to the session.
+//!
+//! The messages are removed from the search index afterwards, see [`super::segments`]. Searches leave them out at once.
 
 use super::pool::retry_on_deadlock;
 use super::rows;
+use super::segments::REMOVE_FROM_INDEX;
 use super::statement::{AnyRow, DbRow as _, Transaction};
 use super::values::to_i64;
 use super::{Store, StoreError};
@@ -18,10 +20,6 @@ use std::time::{Duration, Instant};
 
 /// Time after which a transaction ends and lets others write.
 const TRANSACTION_TIME: Duration = Duration::from_millis(40);
-/// Size of the lexemes that the first transaction removes from the index. The next ones adapt to its duration.
-const FIRST_LEXEME_BYTES: i64 = 4 * 1024;
-const MIN_LEXEME_BYTES: i64 = 512;
-const MAX_LEXEME_BYTES: i64 = 128 * 1024;
 /// Number of sessions of a user that a transaction hides.
 const MAX_HIDDEN_SESSIONS: usize = 250;
 /// Number of versions of a memory document that a transaction deletes.
@@ -50,55 +48,6 @@ macro_rules! hide_with_branches {
 }
 pub(super) use hide_with_branches;
 
-/// The sizes of the transactions that remove entries from the index.
-struct Pace {
-    lexeme_bytes: i64,
-}
-
-impl Pace {
-    fn new() -> Self {
-        Self { lexeme_bytes: FIRST_LEXEME_BYTES }
-    }
-
-    /// Adapts the size to the duration of a transaction that has used all of it.
-    fn adapt(&mut self, elapsed: Duration) {
-        if elapsed > TRANSACTION_TIME {
-            self.lexeme_bytes /= 2;
-        } else if elapsed < TRANSACTION_TIME / 4 {
-            self.lexeme_bytes *= 2;
-        }
-        self.lexeme_bytes = self.lexeme_bytes.clamp(MIN_LEXEME_BYTES, MAX_LEXEME_BYTES);
-    }
-}
-
-/// The work that a transaction may still do.
-struct Budget {
-    begun: Instant,
-    lexeme_bytes: i64,
-    /// The budget for lexemes of a whole transaction.
-    max_lexeme_bytes: i64,
-}
-
-impl Budget {
-    fn new(pace: &Pace) -> Self {
-        let max_lexeme_bytes = pace.lexeme_bytes;
-        Self { begun: Instant::now(), lexeme_bytes: max_lexeme_bytes, max_lexeme_bytes }
-    }
-
-    fn is_used_up(&self) -> bool {
-        self.lexeme_bytes <= 0 || self.begun.elapsed() >= TRANSACTION_TIME
-    }
-}
-
-/// Entries of the index: those of the messages after `after_seq` up to `through_seq`.
-#[derive(Clone, Copy)]
-struct EntryRange<'a> {
-    tenant: &'a TenantId,
-    session: &'a SessionId,
-    after_seq: i64,
-    through_seq: i64,
-}
-
 impl Store {
     /// Erases a session with its user, history, summary, revisions and idempotency keys, and the branches that rewinds removed
     /// from it. Returns `false` if there was none.
@@ -111,7 +60,9 @@ impl Store {
         if let Self::Postgres(_) = self {
             let erase =
                 async || self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await;
-            return Ok(retry_on_deadlock(erase).await? > 0);
+            let was_known = retry_on_deadlock(erase).await? > 0;
+            self.apply_removals(tenant).await?;
+            return Ok(was_known);
         }
         let hide = async || {
             let _turn = self.copy_turn().await?;
@@ -124,7 +75,9 @@ impl Store {
         if hidden.is_empty() {
             // An interrupted erasure may have hidden it, or its branches.
             let hidden = self.hidden_sessions(tenant).await?;
-            if !hidden.is_empty() {
+            if hidden.is_empty() {
+                self.apply_removals(tenant).await?;
+            } else {
                 self.remove_erased(tenant, &hidden).await?;
             }
             return Ok(false);
@@ -147,6 +100,7 @@ impl Store {
             loop {
                 let erase = || self.within_limit(self.try_to_erase_user(tenant, user));
                 if let Some(was_known) = retry_on_deadlock(erase).await? {
+                    self.apply_removals(tenant).await?;
                     return Ok(was_known);
                 }
             }
@@ -237,6 +191,12 @@ impl Store {
         hidden: &[SessionId],
     ) -> Result<(), StoreError> {
         self.using_reserve(|| self.remove_abandoned(tenant, hidden)).await?;
+        self.remove_erased_traces(tenant).await
+    }
+
+    /// Removes what erased sessions of a tenant have left in the search index, and what SQLite may keep of them outside of its rows.
+    pub async fn remove_erased_traces(&self, tenant: &TenantId) -> Result<(), StoreError> {
+        self.using_reserve(|| self.apply_removals(tenant)).await?;
         if let Self::Sqlite(database) = self {
             database.truncate_wal().await;
             database.fill_disk_reserve();
@@ -285,92 +245,24 @@ impl Store {
         sessions: &[SessionId],
     ) -> Result<(), StoreError> {
         let Self::Sqlite(database) = self else { return Ok(()) };
-        let (mut pace, mut sessions) = (Pace::new(), sessions);
+        let mut sessions = sessions;
         while !sessions.is_empty() {
             let _turn = database.removal_turns.lock().await;
             let mut transaction = self.begin(tenant).await?;
-            let mut budget = Budget::new(&pace);
+            let begun = Instant::now();
             while let Some((session, others)) = sessions.split_first()
-                && !budget.is_used_up()
-                && remove_rows(&mut transaction, tenant, session, &mut budget).await?
+                && begun.elapsed() < TRANSACTION_TIME
+                && remove_rows(&mut transaction, tenant, session, begun).await?
             {
                 sessions = others;
             }
             transaction.commit().await?;
-            if budget.lexeme_bytes <= 0 {
-                pace.adapt(budget.begun.elapsed());
-            }
         }
         Ok(())
-    }
-
-    /// Removes many entries of messages that count as missing from the index of SQLite, in small transactions. Leaves the removal
-    /// of a few to the caller, and returns early if the messages do not count as missing any more.
-    pub(super) async fn remove_missing_entries(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        after_seq: i64,
-        through_seq: i64,
-    ) -> Result<(), StoreError> {
-        const SELECT_MISSING: &str = "\
-            SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND indexed_seq <= $3";
-        let Self::Sqlite(database) = self else { return Ok(()) };
-        let mut pace = Pace::new();
-        let range = EntryRange { tenant, session, after_seq, through_seq };
-        while self.has_many_entries(range).await? {
-            let _turn = database.removal_turns.lock().await;
-            let mut transaction = self.begin(tenant).await?;
-            let statement = transaction.statement(SELECT_MISSING).bind(tenant.as_str());
-            if statement.bind(session.as_str()).bind(after_seq).read().await?.is_none() {
-                break;
-            }
-            let mut budget = Budget::new(&pace);
-            remove_entries(&mut transaction, range, &mut budget).await?;
-            transaction.commit().await?;
-            pace.adapt(budget.begun.elapsed());
-        }
-        Ok(())
-    }
-
-    /// Removes the entries of the messages after `after_seq` from the index of SQLite before these messages are removed, if they
-    /// are many. They count as missing meanwhile, so that the index is complete again if the messages are not removed.
-    pub(super) async fn remove_entries_after(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        after_seq: i64,
-        max_seq: i64,
-    ) -> Result<(), StoreError> {
-        const MARK_MISSING: &str = "\
-            UPDATE sessions SET indexed_seq = $3
-            WHERE tenant_id = $1 AND session_id = $2 AND last_seq > $3 AND last_seq <= $4
-                AND coalesce(indexed_seq, last_seq) > $3";
-        let range = EntryRange { tenant, session, after_seq, through_seq: i64::MAX };
-        if matches!(self, Self::Postgres(_)) || !self.has_many_entries(range).await? {
-            return Ok(());
-        }
-        let statement = self.statement(tenant, MARK_MISSING).bind(session.as_str());
-        statement.bind(after_seq).bind(max_seq).execute().await?;
-        self.remove_missing_entries(tenant, session, after_seq, i64::MAX).await
-    }
-
-    /// Returns `true` if a transaction should not remove these entries together with other changes.
-    async fn has_many_entries(&self, range: EntryRange<'_>) -> Result<bool, StoreError> {
-        const SUM_LEXEMES: &str = "\
-            SELECT coalesce(sum(bytes), 0) AS bytes FROM (
-                SELECT octet_length(lexemes) AS bytes FROM search
-                WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 LIMIT 100
-            )";
-        let EntryRange { tenant, session, after_seq, through_seq } = range;
-        let statement = self.statement(tenant, SUM_LEXEMES).bind(session.as_str());
-        let row =
-            statement.bind(after_seq).bind(through_seq).read().await?.ok_or(sqlx::Error::RowNotFound)?;
-        Ok(row.field::<i64>("bytes")? > FIRST_LEXEME_BYTES)
     }
 }
 
-/// Releases the forks of hidden sessions, and commits. Returns the sessions.
+/// Releases the forks of hidden sessions, removes the sessions from the search index, and commits. Returns the sessions.
 pub(super) async fn commit_hidden(
     mut transaction: Transaction,
     tenant: &TenantId,
@@ -380,6 +272,10 @@ pub(super) async fn commit_hidden(
         UPDATE sessions SET forked_from = NULL, forked_through = NULL, fork_kind = NULL
         WHERE tenant_id = $1 AND forked_from IN (SELECT value FROM json_each($2))";
     let hidden = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
+    for session in &hidden {
+        let statement = transaction.statement(REMOVE_FROM_INDEX).bind(tenant.as_str()).bind(session.as_str());
+        statement.bind(1_i64).bind(i64::MAX).execute().await?;
+    }
     if !hidden.is_empty() {
         let ids: Vec<&str> = hidden.iter().map(SessionId::as_str).collect();
         let statement = transaction.statement(RELEASE_FORKS).bind(tenant.as_str());
@@ -389,12 +285,12 @@ pub(super) async fn commit_hidden(
     Ok(hidden)
 }
 
-/// Deletes rows of a hidden session or an abandoned import, within the budget. Returns `true` if nothing is left.
+/// Deletes rows of a hidden session or an abandoned import, in a transaction that began at `begun`. Returns `true` if nothing is left.
 async fn remove_rows(
     transaction: &mut Transaction,
     tenant: &TenantId,
     session: &SessionId,
-    budget: &mut Budget,
+    begun: Instant,
 ) -> Result<bool, StoreError> {
     const SELECT_ABANDONED: &str = "\
         SELECT 1 AS found FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND import_until = 0";
@@ -434,13 +330,9 @@ async fn remove_rows(
     if statement.read().await?.is_none() {
         return Ok(true);
     }
-    let entries = EntryRange { tenant, session, after_seq: 0, through_seq: i64::MAX };
-    if !remove_entries(transaction, entries, budget).await? {
-        return Ok(false);
-    }
     for sql in DELETE_ROWS {
         while transaction.statement(sql).bind(tenant_id).bind(session_id).execute().await? > 0 {
-            if budget.is_used_up() {
+            if begun.elapsed() >= TRANSACTION_TIME {
                 return Ok(false);
             }
         }
@@ -449,68 +341,4 @@ async fn remove_rows(
         transaction.statement(sql).bind(tenant_id).bind(session_id).execute().await?;
     }
     Ok(true)
-}
-
-/// Removes entries from the index, within the budget. Returns `true` if none is left.
-async fn remove_entries(
-    transaction: &mut Transaction,
-    range: EntryRange<'_>,
-    budget: &mut Budget,
-) -> Result<bool, StoreError> {
-    const DELETE_ENTRIES: &str = "\
-        DELETE FROM search WHERE id IN (
-            SELECT id FROM (
-                SELECT id, sum(bytes) OVER (ORDER BY seq) AS through FROM (
-                    SELECT id, seq, octet_length(lexemes) AS bytes FROM search
-                    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT 500
-                )
-            ) WHERE through <= $5
-        ) RETURNING octet_length(lexemes) AS bytes";
-    const SELECT_FIRST_ENTRY: &str = "\
-        SELECT id, lexemes FROM search
-        WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT 1";
-    let EntryRange { tenant, session, after_seq, through_seq } = range;
-    loop {
-        let statement = transaction.statement(DELETE_ENTRIES).bind(tenant.as_str()).bind(session.as_str());
-        let statement = statement.bind(after_seq).bind(through_seq).bind(budget.lexeme_bytes);
-        let deleted = statement.read_all().await?;
-        for row in &deleted {
-            budget.lexeme_bytes -= row.field::<i64>("bytes")?;
-        }
-        if deleted.is_empty() {
-            let statement = transaction.statement(SELECT_FIRST_ENTRY).bind(tenant.as_str());
-            let statement = statement.bind(session.as_str()).bind(after_seq).bind(through_seq);
-            let Some(first) = statement.read().await? else { return Ok(true) };
-            if budget.lexeme_bytes == budget.max_lexeme_bytes {
-                shorten_entry(transaction, first.field("id")?, first.field("lexemes")?, budget).await?;
-            }
-            budget.lexeme_bytes = 0;
-        }
-        if budget.is_used_up() {
-            return Ok(false);
-        }
-    }
-}
-
-/// Removes the first lexemes of a large entry from the index. The empty entry keeps the number of entries that FTS5 counts.
-async fn shorten_entry(
-    transaction: &mut Transaction,
-    id: i64,
-    lexemes: &str,
-    budget: &Budget,
-) -> Result<(), StoreError> {
-    const REMOVE_LEXEMES: &str =
-        "INSERT INTO search_lexemes (search_lexemes, rowid, lexemes) VALUES ('delete', $1, $2)";
-    const INSERT_EMPTY: &str = "INSERT INTO search_lexemes (rowid, lexemes) VALUES ($1, '')";
-    const SHORTEN_ENTRY: &str = "UPDATE search SET lexemes = $2 WHERE id = $1";
-    let bytes = usize::try_from(budget.max_lexeme_bytes).unwrap_or(usize::MAX);
-    let bytes = lexemes.floor_char_boundary(bytes);
-    let (first, rest) = lexemes.split_at(bytes);
-    // Up to a whole lexeme: a longer one than the budget is removed alone.
-    let end = first.rfind(' ').or_else(|| rest.find(' ').map(|end| bytes + end)).unwrap_or(lexemes.len());
-    let (first, rest) = lexemes.split_at(end);
-    transaction.statement(REMOVE_LEXEMES).bind(id).bind(first).execute().await?;
-    transaction.statement(INSERT_EMPTY).bind(id).execute().await?;
-    transaction.statement(SHORTEN_ENTRY).bind(id).bind(rest.trim_start()).execute().await?;
-    Ok(())
 }

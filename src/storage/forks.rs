@@ -7,6 +7,7 @@ use super::copies::{
     tokens_through,
 };
 use super::rows::{self, session_columns};
+use super::segments::REMOVE_FROM_INDEX;
 use super::statement::{DbRow as _, Sql, Transaction};
 use super::{AppendOutcome, AppendRequest, Store, StoreError};
 use crate::domain::exchange::PersistedExchange;
@@ -176,15 +177,11 @@ impl Store {
         after_seq: i64,
         max_messages: i64,
     ) -> Result<RewindOutcome, StoreError> {
-        let _unindexing = match self {
-            Self::Postgres(_) => None,
-            Self::Sqlite(database) => Some(database.unindexing.add(tenant, session)),
-        };
-        self.remove_entries_after(tenant, session, after_seq, max_messages).await?;
         loop {
             let plan = self.plan_copy(tenant, session, branch, max_messages).await?;
             let attempt = self.within_limit(self.try_to_rewind(&plan, after_seq, max_messages)).await;
             if let Some(outcome) = self.end_copy(plan, attempt).await? {
+                self.apply_removals(tenant).await?;
                 return Ok(outcome);
             }
         }
@@ -248,6 +245,30 @@ impl Store {
     pub(super) async fn begin(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
         Ok(match self {
             Self::Postgres(database) => database.begin_transaction(tenant).await?,
+            Self::Sqlite(database) => database.begin_transaction().await?,
+        })
+    }
+
+    /// Begins a transaction that reads one state of the search index of a tenant, on SQLite on a thread of low priority.
+    pub(super) async fn begin_search(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
+        Ok(match self {
+            Self::Postgres(database) => database.begin_index(tenant, true).await?,
+            Self::Sqlite(database) => database.begin_read(true).await?,
+        })
+    }
+
+    /// Begins a transaction that reads one state of the search index of a tenant.
+    pub(super) async fn begin_snapshot(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
+        Ok(match self {
+            Self::Postgres(database) => database.begin_index(tenant, true).await?,
+            Self::Sqlite(database) => database.begin_read(false).await?,
+        })
+    }
+
+    /// Begins a transaction that writes to the search index of a tenant.
+    pub(super) async fn begin_index_write(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
+        Ok(match self {
+            Self::Postgres(database) => database.begin_index(tenant, false).await?,
             Self::Sqlite(database) => database.begin_transaction().await?,
         })
     }
@@ -342,10 +363,9 @@ async fn shorten(
         "DELETE FROM revisions WHERE tenant_id = $1 AND session_id = $2 AND revision > $3";
     const ADVANCE_REVISION: &str =
         "UPDATE sessions SET revision = revision + $3 WHERE tenant_id = $1 AND session_id = $2";
-    const REMOVE_AFTER: [&str; 3] = [
+    const REMOVE_AFTER: [&str; 2] = [
         "DELETE FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq > $3",
         "DELETE FROM idempotency_keys WHERE tenant_id = $1 AND session_id = $2 AND last_seq > $3",
-        "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq > $3",
     ];
     let (tenant, session) = (tenant.as_str(), session.as_str());
     let statement = transaction.statement(SELECT_KEPT_REVISION).bind(tenant).bind(session).bind(after_seq);
@@ -365,5 +385,7 @@ async fn shorten(
     for sql in REMOVE_AFTER {
         transaction.statement(sql).bind(tenant).bind(session).bind(after_seq).execute().await?;
     }
+    let statement = transaction.statement(REMOVE_FROM_INDEX).bind(tenant).bind(session);
+    statement.bind(after_seq + 1).bind(i64::MAX).execute().await?;
     Ok(())
 }

@@ -200,6 +200,7 @@ impl Store {
     pub async fn remove_stale_imports(&self) -> Result<usize, StoreError> {
         const SELECT_IMPORTS: &str =
             "SELECT tenant_id, session_id FROM sessions WHERE import_until IS NOT NULL";
+        const SELECT_REMOVALS: &str = "SELECT DISTINCT tenant_id FROM search_removals";
         let Self::Sqlite(database) = self else { return Ok(0) };
         let mut remaining = 0;
         for row in self.global_statement(SELECT_IMPORTS).read_all().await? {
@@ -207,6 +208,9 @@ impl Store {
             remaining += usize::from(!self.remove_stale_import(&tenant, &session).await?);
         }
         // A process can also die after it has deleted the rows.
+        for row in self.global_statement(SELECT_REMOVALS).read_all().await? {
+            self.apply_removals(&rows::tenant_id(&row)?).await?;
+        }
         database.truncate_wal().await;
         Ok(remaining)
     }

@@ -1,31 +1,43 @@
-//! The part of the state of the search index that a replica on Postgres remembers, so that exchanges can be indexed by their own
-//! statement.
+//! The part of the state of the search index that a replica remembers, so that exchanges can be indexed by their own statement.
 
+use super::append::SessionGroup;
+use super::values::to_i64;
 use super::{AppendRequest, append};
 use crate::blocking;
 use crate::domain::id::TenantId;
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::lexemes;
+use crate::domain::search::index_terms;
+use foldhash::HashMap;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The lexemes of the messages of an exchange, without that of the user.
+/// The terms of the messages of an exchange.
 #[derive(Clone, Debug)]
-pub struct ExchangeLexemes {
+pub struct ExchangeTerms {
     pub(super) analyzer: Analyzer,
+    /// Those of each message, separated by spaces.
     pub(super) of_messages: Vec<String>,
 }
 
-/// A part of the index state that a replica on Postgres remembers.
+/// A part of the index state that a replica remembers.
 #[derive(Debug, Default)]
 pub(super) struct IndexHints {
     /// The analyzer of the index, if this release knows it. An exchange with another one is indexed later.
     analyzer: Mutex<Option<Analyzer>>,
-    /// Tenants that may have missing messages, because row-level security hides the sessions of other tenants.
+    /// Tenants that may have work for the index worker. Row-level security hides the sessions of other tenants.
     tenants: Mutex<BTreeSet<TenantId>>,
+    /// Number of rows that were added for each tenant since the last work for it.
+    recent: Mutex<HashMap<TenantId, usize>>,
 }
+
+/// There is work for the worker after so many rows. Each search reads them.
+pub(super) const MAX_RECENT_ROWS: usize = 32;
+/// A row with so many messages is work for the worker by itself.
+const LARGE_ROW_MESSAGES: i64 = 500;
+/// The largest number of tenants whose rows are counted. The worker looks at the others when it looks for missing messages.
+const MAX_COUNTED_TENANTS: usize = 10_000;
 
 impl IndexHints {
     pub(super) fn set_analyzer(&self, analyzer: Option<Analyzer>) {
@@ -36,27 +48,52 @@ impl IndexHints {
         lock(&self.tenants).insert(tenant.clone());
     }
 
-    /// Removes and returns one of the tenants that may have missing messages.
-    pub(super) fn take_unindexed(&self) -> Option<TenantId> {
+    /// Remembers that a row with so many messages was added for a tenant. After some of them, there is work for the worker.
+    pub(super) fn note_recent(&self, tenant: &TenantId, messages: i64) {
+        let mut recent = lock(&self.recent);
+        if recent.len() >= MAX_COUNTED_TENANTS && !recent.contains_key(tenant) {
+            recent.clear();
+        }
+        let rows = recent.entry(tenant.clone()).or_default();
+        *rows += 1;
+        if *rows >= MAX_RECENT_ROWS || messages >= LARGE_ROW_MESSAGES {
+            recent.remove(tenant);
+            self.note_unindexed(tenant);
+        }
+    }
+
+    /// Remembers that a row was added for each tenant of the groups of a batch.
+    pub(super) fn note_batch(&self, requests: &[AppendRequest], groups: &[SessionGroup<'_>]) {
+        let mut last_tenant = None;
+        for group in groups {
+            if last_tenant.replace(group.tenant) != Some(group.tenant)
+                && let Some((_, request, _)) = group.exchanges(requests).next()
+            {
+                self.note_recent(&request.tenant, to_i64(request.exchange.messages.len()));
+            }
+        }
+    }
+
+    /// Removes and returns one of the tenants that may have work for the worker.
+    pub(super) fn take_tenant(&self) -> Option<TenantId> {
         lock(&self.tenants).pop_first()
     }
 
-    /// Returns the exchange with its lexemes, except if it is so large that others would wait for it.
+    /// Returns the exchange with its terms, except if it is so large that others would wait for it.
     pub(super) async fn analyzed(&self, mut request: AppendRequest) -> AppendRequest {
         let analyzer = *lock(&self.analyzer);
         if let Some(analyzer) = analyzer.filter(|_| !append::is_large(&request)) {
-            let (tenant, session) = (request.tenant.clone(), request.session.clone());
             let exchange = Arc::clone(&request.exchange);
             let analyze = move || {
                 let of_message = |(message, _): &(Message, i64)| {
-                    let lexemes = || lexemes::message_lexemes(analyzer, &tenant, &session, message);
-                    catch_unwind(AssertUnwindSafe(lexemes)).ok()
+                    let terms = || index_terms::message_terms(analyzer, message);
+                    catch_unwind(AssertUnwindSafe(terms)).ok()
                 };
                 exchange.messages.iter().map(of_message).collect::<Option<Vec<String>>>()
             };
             let bytes = append::message_bytes(&request);
             let of_messages = blocking::spawn_cpu_if_large(bytes, analyze).await;
-            request.lexemes = of_messages.map(|of_messages| ExchangeLexemes { analyzer, of_messages });
+            request.terms = of_messages.map(|of_messages| ExchangeTerms { analyzer, of_messages });
         }
         request
     }

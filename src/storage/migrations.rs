@@ -35,6 +35,7 @@ const POSTGRES: &[Source] = &[
         "search adaptive windows",
         include_str!("../../migrations/postgres/0022_search_adaptive_windows.sql"),
     ),
+    (23, "search segments", include_str!("../../migrations/postgres/0023_search_segments.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -55,6 +56,7 @@ const SQLITE: &[Source] = &[
     (17, "schema compatibility", include_str!("../../migrations/sqlite/0017_schema_compatibility.sql")),
     (19, "consolidation records", include_str!("../../migrations/sqlite/0019_consolidation_records.sql")),
     (20, "search prefixes", include_str!("../../migrations/sqlite/0020_search_prefixes.sql")),
+    (23, "search segments", include_str!("../../migrations/sqlite/0023_search_segments.sql")),
 ];
 
 /// The objects of the newest schema, a line each. A test compares them with a migrated database.

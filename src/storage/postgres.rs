@@ -355,13 +355,29 @@ fn is_lock_timeout(error: &MigrateError) -> bool {
 /// name, it expects up to a million rows for one key. Then it would compile the statement, which takes up to 300 ms, or start
 /// parallel workers, which takes 20 ms.
 fn begin(tenant: &TenantId) -> SqlStr {
-    let mut begin = "BEGIN; SELECT set_config('precis.tenant', convert_from('\\x".to_owned();
+    begin_with("BEGIN", tenant, "")
+}
+
+/// Returns the statement that begins a transaction of one tenant on the search index. A plan from a time with few pages would later read
+/// all of them.
+fn begin_index(tenant: &TenantId, is_snapshot: bool) -> SqlStr {
+    const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+    begin_with(
+        if is_snapshot { SNAPSHOT } else { "BEGIN" },
+        tenant,
+        ", set_config('enable_seqscan', 'off', true)",
+    )
+}
+
+fn begin_with(begin: &str, tenant: &TenantId, settings: &str) -> SqlStr {
+    let mut begin = format!("{begin}; SELECT set_config('precis.tenant', convert_from('\\x");
     for byte in tenant.as_str().bytes() {
         let _ = write!(begin, "{byte:02x}");
     }
     begin.push_str(
         "', 'UTF8'), true), set_config('jit', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
     );
+    begin.push_str(settings);
     AssertSqlSafe(begin).into_sql_str()
 }
 

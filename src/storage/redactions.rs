@@ -9,6 +9,7 @@
 
 use super::pool::retry_on_deadlock;
 use super::rows::{self, json_column, redaction_mark};
+use super::segments::REMOVE_FROM_INDEX;
 use super::statement::{DbRow as _, Sql, Statement, Transaction};
 use super::values::{DbTime, to_i64};
 use super::{Store, StoreError};
@@ -97,6 +98,7 @@ impl Store {
         loop {
             let redact = || retry_on_deadlock(|| self.within_limit(redact()));
             if let Some(outcome) = self.using_reserve(redact).await? {
+                self.using_reserve(|| self.apply_removals(tenant)).await?;
                 return Ok(outcome);
             }
         }
@@ -324,9 +326,6 @@ impl Removal<'_> {
         const EMPTY_FINGERPRINTS: &str = "\
             UPDATE idempotency_keys SET fingerprint = $4
             WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $3 AND last_seq >= $3";
-        /// A worker that has read the message before cannot insert it any more, because the incarnation has changed.
-        const DELETE_INDEX_ENTRY: &str =
-            "DELETE FROM search WHERE tenant_id = $1 AND session_id = $2 AND seq = $3";
         let statement = self.statement(transaction, session, REVERT_SESSION);
         statement.bind(self.tokens - self.tokens_before).execute().await?;
         let statement = self.statement(transaction, session, INSERT_REDACTION);
@@ -347,7 +346,8 @@ impl Removal<'_> {
         statement.bind(self.tokens).bind(json_column(Some(&self.mark))).execute().await?;
         let statement = self.statement(transaction, session, EMPTY_FINGERPRINTS);
         statement.bind(Vec::<u8>::new()).execute().await?;
-        self.statement(transaction, session, DELETE_INDEX_ENTRY).execute().await?;
+        // A worker that has read the message before cannot index it any more, because the incarnation has changed.
+        self.statement(transaction, session, REMOVE_FROM_INDEX).bind(self.seq).execute().await?;
         Ok(())
     }
 

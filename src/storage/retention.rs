@@ -331,7 +331,8 @@ impl Store {
     }
 
     /// Erases a session as [`Store::erase_session`] does, if it has expired at the time `now`. Returns `false` if not, for example
-    /// because of an exchange or another period meanwhile.
+    /// because of an exchange or another period meanwhile. Call [`Store::remove_erased_traces`] after some of them: it can take longer
+    /// than the erasure.
     pub async fn erase_expired_session(
         &self,
         tenant: &TenantId,
@@ -365,9 +366,7 @@ impl Store {
             commit_hidden(transaction, tenant, &hidden).await
         };
         let hidden = self.using_reserve(hide).await?;
-        if !hidden.is_empty() {
-            self.remove_erased(tenant, &hidden).await?;
-        }
+        self.using_reserve(|| self.remove_abandoned(tenant, &hidden)).await?;
         Ok(!hidden.is_empty())
     }
 

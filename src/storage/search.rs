@@ -1,24 +1,25 @@
 //! Candidates of a search. The index and the messages are read here; `domain::search` ranks them.
 //!
-//! On Postgres, the table `search` has no row-level security, because a policy would prevent the use of its index (see the
-//! migrations). Every statement filters by tenant, and the messages themselves are read from `messages`, which has a policy.
-//! FTS5 on SQLite returns the newest matches first without reading the others. A lexeme of the session in the query makes it skip
-//! the entries of other sessions. Only the rows of promising entries are read there.
+//! A search reads the index in one transaction, because segments that are merged meanwhile disappear for others.
 
-use super::statement::{AnyRow, DbRow as _, Sql};
-use super::values::DbTime;
+use super::segments::{self, RecentMessage, Removals, damaged, page_ranges, read_pages};
+use super::statement::{AnyRow, DbRow as _, Sql, Statement, Transaction};
+use super::values::{DbTime, to_i64};
 use super::{Store, StoreError, StoredMessage, rows};
+use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
-use crate::domain::search::lexemes::{self, TermPattern, TermQuery};
+use crate::domain::search::index_query::IndexQuery;
+use crate::domain::search::index_terms::{self, TermQuery};
+use crate::domain::search::segment::{self, DamagedPage, KeyRange};
+use foldhash::{HashMap, HashMapExt as _};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use sqlx::Row as _;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use time::OffsetDateTime;
 
 /// The messages to search. The default is all messages.
@@ -35,13 +36,216 @@ pub struct SearchFilter {
     pub excluded_terms: Vec<String>,
 }
 
-/// An entry of the index.
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl SearchFilter {
+    /// Returns ranges of terms, of each of which a message that passes the filter has one. The index has the hours of messages, so the
+    /// messages that it returns may be up to an hour too early or too late.
+    fn required_terms(&self) -> Vec<KeyRange> {
+        let Self { session, user, role, since, until, .. } = self;
+        let session = session.as_ref().map(index_terms::session_term);
+        let user = user.as_ref().map(|user| index_terms::user_term(user.as_str()));
+        let terms = [session, user, role.map(index_terms::role_term)].into_iter().flatten();
+        let micros = |time: Option<OffsetDateTime>| time.map(|time| DbTime(time).micros());
+        let hours =
+            (since.is_some() || until.is_some()).then(|| index_terms::hours(micros(*since), micros(*until)));
+        terms.map(|term| KeyRange::exact(&term)).chain(hours).collect()
+    }
+}
+
+/// A message in an [`IndexSnapshot`]. The newest one is the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IndexEntry {
-    /// A higher id was stored later. The entries of all tenants have ids from 1.
-    pub id: i64,
-    /// The message, on Postgres. On SQLite, [`Store::locate_entries`] reads it, because that takes longer than to find the id.
-    message: Option<MessageRef>,
+    /// 0 for the recent messages, otherwise the place of a segment from 1.
+    part: usize,
+    number: std::cmp::Reverse<u32>,
+}
+
+/// The messages that match a query of the index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IndexMatches {
+    /// Newest first.
+    pub entries: Vec<IndexEntry>,
+    /// Number of all matching messages; an estimate if not all parts of the index were read.
+    pub frequency: i64,
+}
+
+/// The state of the index of a tenant at one time.
+pub struct IndexSnapshot {
+    transaction: Transaction,
+    tenant: TenantId,
+    recent: Arc<[RecentMessage]>,
+    /// Newest first.
+    segments: Vec<segments::Segment>,
+    /// For each segment, the ascending numbers of messages that are to be removed.
+    removed: Vec<Vec<u32>>,
+    removals: Removals,
+    /// Number of recent messages that are not in the snapshot.
+    pub unread_messages: i64,
+}
+
+/// Number of segments that are read first. Each further read has twice as many.
+const FIRST_SEGMENTS: usize = 4;
+/// Largest number of recent messages that a search reads. Usually there are a few hundred at most.
+const MAX_RECENT_MESSAGES: i64 = 20_000;
+/// Larger pages are decoded on a thread for computations.
+const MAX_INLINE_BYTES: usize = 256 * 1024;
+
+impl IndexSnapshot {
+    /// Returns the newest messages that match each query: at least `enough`, or all.
+    pub async fn lookup(
+        &mut self,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+        enough: usize,
+    ) -> Result<Vec<IndexMatches>, StoreError> {
+        let query = Arc::new(IndexQuery::new(filter.required_terms(), &filter.excluded_terms, queries));
+        let mut found: Vec<IndexMatches> = queries.iter().map(|_| IndexMatches::default()).collect();
+        let (recent, of_recent) = (Arc::clone(&self.recent), Arc::clone(&query));
+        let bytes = recent.iter().map(|message| message.terms.len()).sum();
+        let evaluate = move || evaluate_recent(&of_recent, &recent);
+        let matches = blocking::spawn_cpu_if_large(bytes, evaluate).await;
+        let is_kept = |number: &u32| {
+            let message = self.recent.get(*number as usize);
+            message.is_some_and(|message| !self.removals.contain(message.id, &message.message))
+        };
+        for (found, numbers) in found.iter_mut().zip(matches) {
+            found.extend(0, numbers.into_iter().filter(is_kept));
+        }
+        let (mut read, mut step) = (0, FIRST_SEGMENTS);
+        let mut read_messages = to_i64(self.recent.len());
+        while read < self.segments.len() && found.iter().any(|found| found.entries.len() < enough) {
+            let part = self.segments.get(read..).unwrap_or_default();
+            let part = part.get(..step.min(part.len())).unwrap_or_default();
+            let matches = evaluate_segments(&mut self.transaction, &self.tenant, part, &query).await?;
+            for (of_segment, segment) in matches.into_iter().zip(part) {
+                read += 1;
+                read_messages += i64::from(segment.messages);
+                let removed = self.removed.get(read - 1).map_or(&[][..], Vec::as_slice);
+                for (found, mut numbers) in found.iter_mut().zip(of_segment) {
+                    numbers.retain(|number| removed.binary_search(number).is_err());
+                    found.extend(read, numbers.into_iter());
+                }
+            }
+            step *= 2;
+        }
+        let unread: i64 = self.segments.iter().skip(read).map(|segment| i64::from(segment.messages)).sum();
+        for found in &mut found {
+            found.frequency = extrapolate(to_i64(found.entries.len()), read_messages, read_messages + unread);
+        }
+        Ok(found)
+    }
+
+    /// Returns the messages of entries, in order.
+    pub async fn locate(
+        &mut self,
+        entries: &[IndexEntry],
+    ) -> Result<Vec<(IndexEntry, MessageRef)>, StoreError> {
+        let segment_of = |entry: &IndexEntry| self.segments.get(entry.part.checked_sub(1)?);
+        let mut places: HashMap<(usize, KeyRange), usize> = HashMap::new();
+        let mut wanted = Vec::new();
+        for entry in entries {
+            let Some(segment) = segment_of(entry) else { continue };
+            let range = KeyRange::of_message(entry.number.0);
+            let place = wanted.len();
+            places.entry((entry.part, range.clone())).or_insert_with(|| {
+                wanted.push((segment.id, range));
+                place
+            });
+        }
+        let wanted = page_ranges(wanted.iter().map(|(id, range)| (*id, range)));
+        let pages = read_pages(&mut self.transaction, &self.tenant, wanted).await?;
+        let pages: HashMap<usize, Vec<u8>> = pages.into_iter().collect();
+        let mut located = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let number = entry.number.0;
+            let message = if segment_of(entry).is_some() {
+                let page = places
+                    .get(&(entry.part, KeyRange::of_message(number)))
+                    .and_then(|place| pages.get(place))
+                    .ok_or(DamagedPage)
+                    .map_err(damaged)?;
+                segment::find_message(page, number).map_err(damaged)?
+            } else {
+                self.recent.get(number as usize).map(|recent| recent.message.clone())
+            };
+            located.push((*entry, message.ok_or(DamagedPage).map_err(damaged)?));
+        }
+        Ok(located)
+    }
+}
+
+impl IndexSnapshot {
+    /// Returns messages until their JSON exceeds `max_bytes`: those of the first references come first, except that messages larger than
+    /// 128 KiB are considered last. With a user, only messages in sessions of the user.
+    ///
+    /// The snapshot keeps its connection, so that searches that wait for a second one cannot wait for each other.
+    pub async fn fetch_messages(
+        &mut self,
+        user: Option<&UserId>,
+        refs: &[MessageRef],
+        max_bytes: i64,
+    ) -> Result<Vec<(SessionId, StoredMessage)>, StoreError> {
+        let statement = self.transaction.statement(READ_SPANS).bind(self.tenant.as_str());
+        let spans = spans_around(&self.tenant, refs, &[0..=0]);
+        let rows = bind_spans(statement, spans, max_bytes, LARGE_MESSAGE_BYTES, user).read_all().await?;
+        Ok(decode_spans(&rows)?.into_iter().map(|(_, session, message)| (session, message)).collect())
+    }
+}
+
+impl IndexMatches {
+    fn extend(&mut self, part: usize, numbers: impl DoubleEndedIterator<Item = u32>) {
+        let entry = |number| IndexEntry { part, number: std::cmp::Reverse(number) };
+        self.entries.extend(numbers.rev().map(entry));
+    }
+}
+
+/// Returns the number of matches among `all` messages if there are so many among `searched` of them.
+fn extrapolate(matches: i64, searched: i64, all: i64) -> i64 {
+    let estimate = i128::from(matches) * i128::from(all) / i128::from(searched.max(1));
+    i64::try_from(estimate).unwrap_or(i64::MAX).max(matches)
+}
+
+/// Returns the numbers of the recent messages that match each query.
+fn evaluate_recent(query: &IndexQuery, recent: &[RecentMessage]) -> Vec<Vec<u32>> {
+    let mut found = vec![Vec::new(); query.ranges().len()];
+    for (number, message) in (0..).zip(recent) {
+        message.for_each_term(|term| query.add_number(term, number, &mut found));
+    }
+    query.evaluate(u32::try_from(recent.len()).unwrap_or(u32::MAX), &found)
+}
+
+/// Returns, for each segment, the numbers of the messages that match each query.
+async fn evaluate_segments(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    segments: &[segments::Segment],
+    query: &Arc<IndexQuery>,
+) -> Result<Vec<Vec<Vec<u32>>>, StoreError> {
+    let ranges = query.ranges().len();
+    let wanted = segments.iter().flat_map(|segment| query.ranges().iter().map(|range| (segment.id, range)));
+    let pages = read_pages(transaction, tenant, page_ranges(wanted)).await?;
+    let (query, messages) =
+        (Arc::clone(query), segments.iter().map(|segment| segment.messages).collect::<Vec<_>>());
+    let bytes = pages.iter().map(|(_, page)| page.len()).sum::<usize>();
+    let evaluate = move || {
+        let mut found = vec![Vec::new(); ranges * messages.len()];
+        for (place, page) in pages {
+            let range = query.ranges().get(place % ranges.max(1)).ok_or(DamagedPage)?;
+            segment::collect_numbers(&page, range, found.get_mut(place).ok_or(DamagedPage)?)?;
+        }
+        let evaluate = |(place, messages): (usize, u32)| {
+            let of_segment = found.get_mut(place * ranges..(place + 1) * ranges).unwrap_or_default();
+            for (numbers, range) in of_segment.iter_mut().zip(query.ranges()) {
+                if !range.is_exact() {
+                    numbers.sort_unstable();
+                    numbers.dedup();
+                }
+            }
+            query.evaluate(messages, of_segment)
+        };
+        Ok(messages.iter().copied().enumerate().map(evaluate).collect())
+    };
+    let evaluated = if bytes > MAX_INLINE_BYTES { blocking::spawn_cpu(evaluate).await } else { evaluate() };
+    evaluated.map_err(damaged)
 }
 
 /// Only a small part of a message with more JSON than this is searchable.
@@ -56,80 +260,6 @@ pub struct MissingMessages {
     /// Number of further missing messages.
     pub others: i64,
 }
-
-/// The query syntax of a full-text index.
-struct FtsSyntax {
-    and: &'static str,
-    or: &'static str,
-    and_not: &'static str,
-    quote: &'static str,
-    prefix: &'static str,
-}
-
-const TSQUERY: FtsSyntax = FtsSyntax { and: " & ", or: " | ", and_not: " & !", quote: "'", prefix: ":*" };
-const FTS5: FtsSyntax = FtsSyntax { and: " AND ", or: " OR ", and_not: " NOT ", quote: "\"", prefix: "*" };
-
-impl FtsSyntax {
-    /// Renders a query within a filter. Lexemes consist of letters, digits and colons, so quotes need no escaping.
-    fn render(&self, tenant: &TenantId, filter: &SearchFilter, query: &TermQuery) -> String {
-        let Self { and, or, and_not, quote, prefix } = self;
-        let SearchFilter { session, user, role, excluded_terms, .. } = filter;
-        let tenant_prefix = &lexemes::tenant_prefix(tenant);
-        let quoted = |lexeme: String| format!("{quote}{lexeme}{quote}");
-        let pattern = |TermPattern { term, is_prefix }: &TermPattern| {
-            quoted(format!("{tenant_prefix}{term}")) + if *is_prefix { prefix } else { "" }
-        };
-        let any_of = |group: &Vec<TermPattern>| {
-            format!("({})", group.iter().map(pattern).collect::<Vec<_>>().join(or))
-        };
-        let session = session.as_ref().map(|session| lexemes::session_lexeme(tenant_prefix, session));
-        let user = user.as_ref().map(|user| lexemes::user_lexeme(tenant_prefix, user));
-        let role = role.map(|role| lexemes::role_lexeme(tenant_prefix, role));
-        let required = [session, user, role].into_iter().flatten().map(quoted);
-        let all = query.0.iter().map(any_of).chain(required).collect::<Vec<_>>().join(and);
-        let excluded = excluded_terms.iter().map(|term| quoted(format!("{tenant_prefix}{term}")));
-        let excluded: Vec<String> = excluded.collect();
-        if excluded.is_empty() { all } else { format!("({all}){and_not}({})", excluded.join(or)) }
-    }
-}
-
-/// A function on Postgres, because it reads more and more of the index until it has found enough. On SQLite, the ids of each query as
-/// one JSON text, because transferring a row takes longer than finding it, from the ids that messages of the time range can have. Reads
-/// the row of each entry only if it must compare times, if another tenant has the same prefix, or while a session is being erased, whose
-/// entries would take the places of others.
-const LOOKUP_TERMS: Sql = Sql {
-    postgres: "\
-        SELECT ids, sessions, seqs
-        FROM newest_matches($1, ARRAY(SELECT json_array_elements_text(CAST($2 AS json))), $3, $4, $5, $6) ORDER BY place",
-    sqlite: "\
-        WITH range AS MATERIALIZED (
-            SELECT coalesce(min(bucket), 0) << 11 AS first, (coalesce(max(bucket), -1) + 1) << 11 AS after
-            FROM search_times WHERE ($4 IS NULL OR newest >= $4) AND ($5 IS NULL OR oldest < $5)
-        ), checks AS MATERIALIZED (
-            SELECT $4 IS NOT NULL OR $5 IS NOT NULL
-                OR EXISTS (SELECT 1 FROM tenants WHERE search_prefix = $7 AND tenant_id <> $1)
-                OR EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND import_until = 0) AS reads_rows
-        )
-        SELECT (
-            SELECT json_group_array(id) FROM (
-                SELECT l.rowid AS id FROM search_lexemes AS l
-                WHERE search_lexemes MATCH q.value AND l.rowid >= (SELECT first FROM range)
-                    AND l.rowid < (SELECT after FROM range) AND (NOT (SELECT reads_rows FROM checks) OR EXISTS (
-                        SELECT 1 FROM search AS s
-                        WHERE s.id = l.rowid AND s.tenant_id = $1 AND ($3 IS NULL OR s.session_id = $3)
-                            AND ($4 IS NULL OR s.created_at >= $4) AND ($5 IS NULL OR s.created_at < $5)
-                            AND s.session_id NOT IN (SELECT session_id FROM sessions WHERE tenant_id = $1 AND import_until = 0)
-                    ))
-                ORDER BY l.rowid DESC LIMIT $6
-            )
-        ) AS ids FROM json_each($2) AS q ORDER BY q.key",
-};
-
-/// Reads the messages of entries, on SQLite, except those in sessions that are being erased.
-const LOCATE_ENTRIES: &str = "\
-    SELECT json_group_array(json_array(s.id, s.session_id, s.seq) ORDER BY e.key) AS messages
-    FROM json_each($2) AS e CROSS JOIN search AS s ON s.id = e.value
-    WHERE s.tenant_id = $1 AND s.session_id NOT IN (SELECT session_id FROM sessions WHERE tenant_id = $1 AND import_until = 0)";
 
 /// Consecutive messages of a session. Those next to `origin` come first.
 pub(super) struct Span<'a> {
@@ -199,50 +329,30 @@ const READ_SPANS: Sql = Sql {
 struct PlacedMessage<'l>(i64, #[serde(borrow)] Cow<'l, str>, i64, i64, Option<String>);
 
 impl Store {
-    /// Returns for each query the `limit` newest matching entries, however many there are, newest first.
-    pub async fn lookup_terms(
+    /// Returns a snapshot of what an analyzer has added to the index of a tenant.
+    pub async fn index_snapshot(
         &self,
         tenant: &TenantId,
-        filter: &SearchFilter,
-        queries: &[TermQuery],
-        limit: i64,
-    ) -> Result<Vec<Vec<IndexEntry>>, StoreError> {
-        let syntax = if matches!(self, Self::Postgres(_)) { TSQUERY } else { FTS5 };
-        let queries: Value = queries.iter().map(|query| syntax.render(tenant, filter, query)).collect();
-        let statement = self.global_statement(LOOKUP_TERMS).bind(tenant.as_str()).bind(queries.to_string());
-        let statement = statement.bind(filter.session.as_ref().map(SessionId::as_str));
-        let mut statement =
-            statement.bind(filter.since.map(DbTime)).bind(filter.until.map(DbTime)).bind(limit);
-        if let Self::Sqlite(_) = self {
-            statement = statement.bind(lexemes::tenant_prefix(tenant));
+        analyzer: &str,
+    ) -> Result<IndexSnapshot, StoreError> {
+        let mut transaction = self.begin_search(tenant).await?;
+        let segments = segments::read_segments(&mut transaction, tenant, Some(analyzer)).await?;
+        let removals = Removals::read(&mut transaction, tenant).await?;
+        let recent =
+            segments::read_recent(&mut transaction, tenant, Some(analyzer), MAX_RECENT_MESSAGES).await?;
+        let mut removed = Vec::with_capacity(segments.len());
+        for segment in &segments {
+            removed.push(removals.find_in(&mut transaction, tenant, segment).await?);
         }
-        statement.read_all_of_search().await?.iter().map(index_entries).collect()
-    }
-
-    /// Returns the messages of entries, in order, each with the id of its entry. Leaves out sessions that are being erased, and others
-    /// than that of the filter.
-    pub async fn locate_entries(
-        &self,
-        tenant: &TenantId,
-        filter: &SearchFilter,
-        entries: &[IndexEntry],
-    ) -> Result<Vec<(i64, MessageRef)>, StoreError> {
-        let mut located = Vec::new();
-        if let Self::Postgres(_) = self {
-            located.extend(entries.iter().filter_map(|entry| Some((entry.id, entry.message.clone()?))));
-            return Ok(located);
-        }
-        let ids = entries.iter().map(|entry| entry.id).collect::<Value>().to_string();
-        let statement = self.global_statement(LOCATE_ENTRIES).bind(tenant.as_str()).bind(ids);
-        for row in &statement.read_all_of_search().await? {
-            for (id, session, seq) in json_field(row, "messages")? {
-                located.push((id, message_ref(session, seq)?));
-            }
-        }
-        if let Some(session) = &filter.session {
-            located.retain(|(_, message)| message.session == *session);
-        }
-        Ok(located)
+        Ok(IndexSnapshot {
+            transaction,
+            tenant: tenant.clone(),
+            recent: recent.messages.into(),
+            segments,
+            removed,
+            removals,
+            unread_messages: recent.unread,
+        })
     }
 
     /// Returns the messages at these distances from each of `refs`, without duplicates, until their JSON, including that of duplicates,
@@ -256,14 +366,7 @@ impl Store {
         distances: &[RangeInclusive<i64>],
         max_bytes: i64,
     ) -> Result<Vec<(SessionId, StoredMessage)>, StoreError> {
-        let spans = refs.iter().enumerate().flat_map(|(place, &MessageRef { ref session, seq: origin })| {
-            let span = move |distances: &RangeInclusive<i64>| {
-                let [first, last] =
-                    [distances.start(), distances.end()].map(|distance| origin.saturating_add(*distance));
-                (place, Span { tenant, session, origin, first, last })
-            };
-            distances.iter().map(span)
-        });
+        let spans = spans_around(tenant, refs, distances);
         let mut found = self.read_spans(Some(tenant), user, spans, max_bytes, LARGE_MESSAGE_BYTES).await?;
         let mut known = HashSet::with_capacity(found.len());
         found.retain(|(_, session, message)| known.insert((session.clone(), message.seq)));
@@ -280,28 +383,57 @@ impl Store {
         max_bytes: i64,
         large_bytes: i64,
     ) -> Result<Vec<(usize, SessionId, StoredMessage)>, StoreError> {
-        let span = |(place, Span { tenant, session, origin, first, last })| {
-            json!([place, tenant.as_str(), session.as_str(), origin, first, last])
-        };
-        let spans = spans.map(span).collect::<Value>().to_string();
         let statement = match tenant {
             Some(tenant) => self.statement(tenant, READ_SPANS),
             None => self.global_statement(READ_SPANS).bind(None::<&str>),
         };
-        let statement = statement.bind(spans).bind(max_bytes).bind(large_bytes);
-        let rows = statement.bind(user.map(UserId::as_str)).read_all_of_search().await?;
-        let mut placed = Vec::with_capacity(rows.len());
-        for row in &rows {
-            if let AnyRow::Postgres(row) = row {
-                placed.push((row.field("place")?, rows::session_id(row)?, rows::stored_message(row)?));
-            } else if let Some(lines) = row.field("lines")? {
-                decode_lines(lines, &mut placed)?;
-            }
-        }
-        placed.sort_unstable_by_key(|(place, ..)| *place);
-        let of_span = |place: i64| usize::try_from(place >> 32).unwrap_or(usize::MAX);
-        Ok(placed.into_iter().map(|(place, session, message)| (of_span(place), session, message)).collect())
+        decode_spans(&bind_spans(statement, spans, max_bytes, large_bytes, user).read_all_of_search().await?)
     }
+}
+
+/// Returns the spans of messages at distances from others.
+fn spans_around<'r>(
+    tenant: &'r TenantId,
+    refs: &'r [MessageRef],
+    distances: &'r [RangeInclusive<i64>],
+) -> impl Iterator<Item = (usize, Span<'r>)> {
+    refs.iter().enumerate().flat_map(move |(place, &MessageRef { ref session, seq: origin })| {
+        distances.iter().map(move |distances| {
+            let [first, last] =
+                [distances.start(), distances.end()].map(|distance| origin.saturating_add(*distance));
+            (place, Span { tenant, session, origin, first, last })
+        })
+    })
+}
+
+/// Binds the parameters of [`READ_SPANS`] after the tenant.
+fn bind_spans<'q, 's, P, S>(
+    statement: Statement<'q, P, S>,
+    spans: impl Iterator<Item = (usize, Span<'s>)>,
+    max_bytes: i64,
+    large_bytes: i64,
+    user: Option<&UserId>,
+) -> Statement<'q, P, S> {
+    let span = |(place, Span { tenant, session, origin, first, last })| {
+        json!([place, tenant.as_str(), session.as_str(), origin, first, last])
+    };
+    let spans = spans.map(span).collect::<Value>().to_string();
+    statement.bind(spans).bind(max_bytes).bind(large_bytes).bind(user.map(UserId::as_str))
+}
+
+/// Decodes the rows of [`READ_SPANS`], and sorts them by place.
+fn decode_spans(rows: &[AnyRow]) -> Result<Vec<(usize, SessionId, StoredMessage)>, StoreError> {
+    let mut placed = Vec::with_capacity(rows.len());
+    for row in rows {
+        if let AnyRow::Postgres(row) = row {
+            placed.push((row.field("place")?, rows::session_id(row)?, rows::stored_message(row)?));
+        } else if let Some(lines) = row.field("lines")? {
+            decode_lines(lines, &mut placed)?;
+        }
+    }
+    placed.sort_unstable_by_key(|(place, ..)| *place);
+    let of_span = |place: i64| usize::try_from(place >> 32).unwrap_or(usize::MAX);
+    Ok(placed.into_iter().map(|(place, session, message)| (of_span(place), session, message)).collect())
 }
 
 /// Decodes a column `lines` of [`READ_SPANS`].
@@ -323,25 +455,15 @@ fn decode_lines(lines: &str, placed: &mut Vec<(i64, SessionId, StoredMessage)>) 
     Ok(())
 }
 
-fn index_entries(row: &AnyRow) -> Result<Vec<IndexEntry>, StoreError> {
-    let AnyRow::Postgres(postgres) = row else {
-        let entry = |id| IndexEntry { id, message: None };
-        return Ok(json_field(row, "ids")?.into_iter().map(entry).collect());
-    };
-    let (ids, sessions): (Vec<i64>, Vec<String>) = (postgres.try_get("ids")?, postgres.try_get("sessions")?);
-    let seqs: Vec<i64> = postgres.try_get("seqs")?;
-    let entries = ids.into_iter().zip(sessions).zip(seqs);
-    entries
-        .map(|((id, session), seq)| Ok(IndexEntry { id, message: Some(message_ref(session, seq)?) }))
-        .collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn message_ref(session: String, seq: i64) -> Result<MessageRef, StoreError> {
-    let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
-    Ok(MessageRef { session, seq })
-}
-
-/// Returns the elements of a JSON list.
-fn json_field<T: DeserializeOwned>(row: &AnyRow, column: &'static str) -> Result<Vec<T>, StoreError> {
-    serde_json::from_str(row.field(column)?).map_err(StoreError::corrupt("a list of the index"))
+    #[test]
+    fn frequency_is_extrapolated_from_the_messages_that_were_read() {
+        assert_eq!(extrapolate(1000, 2000, 10_000), 5000);
+        assert_eq!(extrapolate(1000, 2000, 2000), 1000);
+        assert_eq!(extrapolate(1000, 0, 0), 1000);
+        assert_eq!(extrapolate(i64::MAX, 1, i64::MAX), i64::MAX);
+    }
 }

@@ -1,22 +1,22 @@
 //! State and maintenance of the search index.
 //!
 //! Each session records which of its messages are in the index: its column `indexed_seq` is NULL if all of them are, and otherwise
-//! the last message before the first missing one. Imports, forks, new users and stores without search set it, and the index worker
-//! adds the missing messages. On Postgres, an exchange of a complete session is indexed in its own transaction. On SQLite it is
-//! indexed later, because FTS5 writes many messages together at much lower cost.
+//! the last message before the first missing one. An exchange of a complete session is indexed in its own transaction. Imports, forks, new
+//! users, large exchanges and stores without search set the column, and the index worker adds the missing messages.
 
-use super::postgres::LOCK_NOT_AVAILABLE;
+use super::index_hints::IndexHints;
 use super::search::{MissingMessages, SearchFilter, Span};
 use super::statement::{AnyRow, DbRow as _, Sql};
-use super::values::{DbTime, to_i64, user_from_column};
+use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError, StoredMessage, rows};
 use crate::blocking;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::lexemes;
+use crate::domain::search::index_terms;
 use serde_json::{Value, json};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::BTreeSet;
+use std::panic::catch_unwind;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -82,8 +82,8 @@ struct UnindexedSession {
 struct Batch {
     /// The sessions, each with the last message of the batch.
     parts: Vec<(UnindexedSession, i64)>,
-    /// Number of the part, `seq`, time, and lexemes separated by spaces. Redacted messages have no entry.
-    entries: Vec<(usize, i64, i64, String)>,
+    /// Number of the part, user, `seq`, time, and terms separated by spaces. Redacted messages have no entry.
+    entries: Vec<(usize, String, i64, i64, String)>,
 }
 
 /// Selects the version of the analyzer, and the sessions with missing messages by the time of their last activity. Each order is that of
@@ -117,26 +117,19 @@ macro_rules! is_unchanged {
     };
 }
 
-/// Inserts the entries `$4` of parts `$3` whose sessions are unchanged and records their progress, if the analyzer of the index is
-/// `$2`. Deletes earlier entries of the messages: by another analyzer, or without the user. Parts are lists of tenant, session,
-/// incarnation, `indexed_seq` and the last message. The entries are inserted in the given order, because a higher id means a later
-/// message. Returns the number of sessions.
+/// Adds the entries `$4` of parts `$3` whose sessions are unchanged and records their progress, if the analyzer of the index is
+/// `$2`. Parts are lists of tenant, session, incarnation, `indexed_seq` and the last message. Returns the number of sessions.
 const INDEX_BATCH: Sql = Sql {
     postgres: "SELECT index_messages($1, $2, CAST($3 AS json), CAST($4 AS json)) AS sessions",
     sqlite: concat!(
-        "DELETE FROM search WHERE id IN (
-            SELECT e.id FROM jsonb_each($3) AS p CROSS JOIN sessions AS s ON ",
-        is_unchanged!(),
-        " CROSS JOIN search AS e ON e.tenant_id = s.tenant_id AND e.session_id = s.session_id
-                AND e.seq > p.value ->> 3 AND e.seq <= p.value ->> 4
-        );
-        WITH unchanged AS MATERIALIZED (
+        "WITH unchanged AS MATERIALIZED (
             SELECT p.key AS part, s.tenant_id, s.session_id FROM jsonb_each($3) AS p CROSS JOIN sessions AS s ON ",
         is_unchanged!(),
         ")
-        INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-            SELECT u.tenant_id, u.session_id, e.value ->> 1, e.value ->> 2, e.value ->> 3
-            FROM jsonb_each($4) AS e CROSS JOIN unchanged AS u ON u.part = e.value ->> 0 ORDER BY e.key;
+        INSERT INTO search_recent (tenant_id, analyzer, messages, entries)
+            SELECT u.tenant_id, $2, count(*), json_group_array(json_array(
+                u.session_id, e.value ->> 1, e.value ->> 2, e.value ->> 3, e.value ->> 4) ORDER BY e.key)
+            FROM jsonb_each($4) AS e CROSS JOIN unchanged AS u ON u.part = e.value ->> 0 GROUP BY u.tenant_id;
         UPDATE sessions AS s SET indexed_seq = nullif(p.value ->> 4, s.last_seq) FROM jsonb_each($3) AS p WHERE ",
         is_unchanged!(),
         "; SELECT changes() AS sessions"
@@ -145,14 +138,35 @@ const INDEX_BATCH: Sql = Sql {
 
 const SELECT_ANALYZER: &str = "SELECT version, rebuild_tenant, rebuild_session FROM search_analyzer";
 
-/// Marks the next sessions of a rebuild as missing, after this tenant and session. Branches of rewinds are not indexed, except for
-/// later messages.
+/// Condition of the statements of a rebuild: another process has not continued it.
+macro_rules! is_at_position {
+    () => {
+        "EXISTS (SELECT 1 FROM search_analyzer WHERE rebuild_tenant = $1 AND rebuild_session = $2)"
+    };
+}
+
+/// Condition of the last statements of a rebuild.
+macro_rules! is_last_position {
+    () => {
+        concat!(
+            is_at_position!(),
+            " AND NOT EXISTS (SELECT 1 FROM sessions WHERE (tenant_id, session_id) > ($1, $2))"
+        )
+    };
+}
+
+/// Marks the next sessions of a rebuild as missing, after this tenant and session. Empties the index after all sessions are marked: until
+/// then, searches use the entries of the earlier analyzer. Nothing is added to the index meanwhile. Branches of rewinds are not indexed,
+/// except for later messages.
 const MARK_SESSIONS: Sql = Sql {
     postgres: "SELECT mark_next_sessions($1, $2, $3)",
-    sqlite: "\
-        UPDATE sessions
+    sqlite: concat!(
+        "DELETE FROM search_recent WHERE ", is_last_position!(),
+        "; DELETE FROM search_segments WHERE ", is_last_position!(),
+        "; DELETE FROM search_pages WHERE ", is_last_position!(),
+        "; UPDATE sessions
         SET indexed_seq = iif(last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind', 0, indexed_seq)
-        WHERE rowid IN (
+        WHERE ", is_at_position!(), " AND rowid IN (
             SELECT rowid FROM sessions WHERE (tenant_id, session_id) > ($1, $2) ORDER BY tenant_id, session_id LIMIT $3
         );
         UPDATE search_analyzer SET (rebuild_tenant, rebuild_session) = (
@@ -161,11 +175,9 @@ const MARK_SESSIONS: Sql = Sql {
                 ORDER BY tenant_id, session_id LIMIT $3
             ) ORDER BY tenant_id DESC, session_id DESC LIMIT 1
         )
-        WHERE rebuild_tenant = $1 AND rebuild_session = $2",
+        WHERE rebuild_tenant = $1 AND rebuild_session = $2"
+    ),
 };
-
-/// Moves the pending list of the GIN index into its main structure, and returns the number of its pages.
-const FLUSH_GIN_PENDING_LIST: &str = "SELECT flush_search_index() AS pages";
 
 impl Store {
     /// Returns the messages that are missing from the index, of the sessions with the most recent activity: at most
@@ -245,7 +257,10 @@ impl Store {
             postgres: "SELECT tenant_id, sessions, messages FROM unindexed_tenants()",
             sqlite:
                 "SELECT tenant_id, count(*) AS sessions, sum(last_seq - indexed_seq) AS messages FROM sessions
-                WHERE indexed_seq IS NOT NULL GROUP BY tenant_id",
+                WHERE indexed_seq IS NOT NULL GROUP BY tenant_id
+                UNION ALL SELECT tenant_id, 0, 0 FROM (
+                    SELECT tenant_id FROM search_recent UNION SELECT tenant_id FROM search_removals
+                )",
         };
         let recorded = self.global_statement(SELECT_ANALYZER).read().await?;
         let mut state = IndexState::default();
@@ -269,10 +284,21 @@ impl Store {
             Sql { postgres: "LOCK TABLE search_analyzer IN ACCESS EXCLUSIVE MODE", sqlite: "SELECT 1" };
         const INSERT_ANALYZER: &str =
             "INSERT INTO search_analyzer (id, version) VALUES (1, $1) ON CONFLICT DO NOTHING";
-        const UPDATE_ANALYZER: &str = "\
-            UPDATE search_analyzer SET version = $1, rebuild_tenant = CASE WHEN EXISTS (SELECT 1 FROM search) THEN '' END,
-                rebuild_session = CASE WHEN EXISTS (SELECT 1 FROM search) THEN '' END
-            WHERE version <> $1 AND ($2 OR NOT EXISTS (SELECT 1 FROM search))";
+        macro_rules! update_analyzer {
+            ($is_empty:literal) => {
+                concat!(
+                    "UPDATE search_analyzer SET version = $1, rebuild_tenant = CASE WHEN NOT e.is_empty THEN '' END,
+                        rebuild_session = CASE WHEN NOT e.is_empty THEN '' END
+                    FROM (SELECT ", $is_empty, " AS is_empty) AS e WHERE version <> $1 AND ($2 OR e.is_empty)"
+                )
+            };
+        }
+        const UPDATE_ANALYZER: Sql = Sql {
+            postgres: update_analyzer!("is_search_index_empty()"),
+            sqlite: update_analyzer!(
+                "NOT EXISTS (SELECT 1 FROM search_recent) AND NOT EXISTS (SELECT 1 FROM search_segments)"
+            ),
+        };
         let version = analyzer.version();
         let recorded = self.global_statement(SELECT_ANALYZER).read().await?;
         if recorded.is_none_or(|row| row.field::<&str>("version").is_ok_and(|recorded| recorded != version)) {
@@ -297,9 +323,7 @@ impl Store {
             None => (self.record_analyzer(own, false).await?, None),
         };
         let analyzer = Analyzer::parse_version(&version);
-        if let Self::Postgres(database) = self {
-            database.hints.set_analyzer(analyzer);
-        }
+        self.hints().set_analyzer(analyzer);
         Ok(analyzer.map(|analyzer| (analyzer, position)))
     }
 
@@ -318,48 +342,40 @@ impl Store {
             }
             return Ok(Some(IndexedBatch::default()));
         }
-        let tenant = match self {
-            Self::Postgres(database) => database.hints.take_unindexed(),
+        let tenant = self.hints().take_tenant();
+        let of_tenant = match self {
+            Self::Postgres(_) if tenant.is_none() => return Ok(None),
+            Self::Postgres(_) => tenant.as_ref(),
             Self::Sqlite(_) => None,
         };
-        if tenant.is_none() && matches!(self, Self::Postgres(_)) {
-            return Ok(None);
-        }
-        let indexed = self.index_missing(analyzer, tenant.as_ref(), None).await;
-        if let (Some(tenant), Ok(Some(_)) | Err(_)) = (&tenant, &indexed) {
+        let indexed = self.index_missing(analyzer, of_tenant, None).await;
+        if let (Some(tenant), Ok(Some(_)) | Err(_)) = (of_tenant, &indexed) {
             self.note_unindexed(tenant);
         }
-        let indexed = indexed?.or(tenant.as_ref().map(|_| IndexedBatch::default()));
+        let indexed = indexed?;
+        if let Some(tenant) = &tenant {
+            self.compact_index(tenant, &analyzer.version()).await?;
+        }
+        let indexed = indexed.or(tenant.as_ref().map(|_| IndexedBatch::default()));
         Ok(indexed.map(|indexed| IndexedBatch { is_last: indexed.is_last && tenant.is_none(), ..indexed }))
-    }
-
-    /// Moves the pending list of the full-text index on Postgres into its main structure, so that no exchange has to do that. Returns
-    /// the number of its pages of 8 KiB: 0 if another connection is doing so, on SQLite, and if search is disabled.
-    pub async fn flush_pending_list(&self) -> Result<i64, StoreError> {
-        if matches!(self, Self::Sqlite(_)) || self.analyzer().is_none() {
-            return Ok(0);
-        }
-        match self.global_statement(FLUSH_GIN_PENDING_LIST).read().await {
-            Err(StoreError::Statement(sqlx::Error::Database(error)))
-                if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) =>
-            {
-                Ok(0)
-            }
-            row => Ok(row?.ok_or(sqlx::Error::RowNotFound)?.field("pages")?),
-        }
     }
 
     /// Adds all missing messages of a session to the index.
     pub async fn index_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), StoreError> {
-        let Some((analyzer, _)) = self.analyzer_of_index().await? else { return Ok(()) };
+        let Some((analyzer, None)) = self.analyzer_of_index().await? else { return Ok(()) };
         while self.index_missing(analyzer, Some(tenant), Some(session)).await?.is_some() {}
         Ok(())
     }
 
     /// Remembers that messages of a tenant may be missing.
     pub(super) fn note_unindexed(&self, tenant: &TenantId) {
-        if let Self::Postgres(database) = self {
-            database.hints.note_unindexed(tenant);
+        self.hints().note_unindexed(tenant);
+    }
+
+    pub(super) fn hints(&self) -> &IndexHints {
+        match self {
+            Self::Postgres(database) => &database.hints,
+            Self::Sqlite(database) => &database.hints,
         }
     }
 
@@ -372,10 +388,7 @@ impl Store {
         session: Option<&SessionId>,
     ) -> Result<Option<IndexedBatch>, StoreError> {
         let limits = (Order::OldestFirst, MAX_BATCH_MESSAGES);
-        let (_, mut sessions) = self.unindexed_sessions(tenant, session, None, limits).await?;
-        if let Self::Sqlite(database) = self {
-            sessions.retain(|missing| !database.unindexing.contains(&missing.tenant, &missing.session));
-        }
+        let (_, sessions) = self.unindexed_sessions(tenant, session, None, limits).await?;
         let messages =
             self.read_missing(tenant, &sessions, false, MAX_BATCH_MESSAGES, MAX_BATCH_BYTES).await?;
         let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
@@ -388,34 +401,19 @@ impl Store {
             json!([of.tenant.as_str(), of.session.as_str(), incarnation, of.indexed_seq, through_seq])
         };
         let ranges = parts.iter().map(range).collect::<Value>().to_string();
-        self.remove_earlier_entries(&ranges).await?;
         let encoded = serde_json::to_string(&entries).map_err(StoreError::corrupt("entries of the index"))?;
         let statement = self.statement(tenant, INDEX_BATCH).bind(analyzer.version()).bind(ranges);
         let row = statement.bind(encoded).write_together().await?.ok_or(sqlx::Error::RowNotFound)?;
         let unchanged: i64 = row.field("sessions")?;
+        for tenant in parts.iter().map(|(session, _)| &session.tenant).collect::<BTreeSet<_>>() {
+            self.hints().note_recent(tenant, to_i64(entries.len()));
+        }
         if unchanged == 0 {
             tokio::time::sleep(RETRY_DELAY).await;
             return Ok(Some(IndexedBatch::default()));
         }
         let is_last = is_complete && unchanged == to_i64(parts.len());
         Ok(Some(IndexedBatch { messages: entries.len(), is_last }))
-    }
-
-    /// Removes many earlier entries of the messages of a batch on SQLite in transactions of their own.
-    async fn remove_earlier_entries(&self, ranges: &str) -> Result<(), StoreError> {
-        const SELECT_INDEXED: &str = "\
-            SELECT value ->> 0 AS tenant_id, value ->> 1 AS session_id, value ->> 3 AS after_seq, value ->> 4 AS through_seq
-            FROM json_each($1) AS p WHERE EXISTS (
-                SELECT 1 FROM search AS e WHERE e.tenant_id = p.value ->> 0 AND e.session_id = p.value ->> 1
-                    AND e.seq > p.value ->> 3 AND e.seq <= p.value ->> 4
-            )";
-        let Self::Sqlite(_) = self else { return Ok(()) };
-        for row in self.global_statement(SELECT_INDEXED).bind(ranges).read_all().await? {
-            let (tenant, session) = (rows::tenant_id(&row)?, rows::session_id(&row)?);
-            let (after_seq, through_seq) = (row.field("after_seq")?, row.field("through_seq")?);
-            self.remove_missing_entries(&tenant, &session, after_seq, through_seq).await?;
-        }
-        Ok(())
     }
 }
 
@@ -424,15 +422,10 @@ impl UnindexedSession {
         self.last_seq - self.indexed_seq
     }
 
-    /// Returns the lexemes of a message, or `None` if it is unreadable.
-    fn lexemes(&self, analyzer: Analyzer, json: String) -> Option<String> {
+    /// Returns the terms of a message, or `None` if it is unreadable.
+    fn terms(analyzer: Analyzer, json: String) -> Option<String> {
         let message = Message::from_stored(json).ok()?;
-        let mut all = lexemes::message_lexemes(analyzer, &self.tenant, &self.session, &message);
-        if let Some(user) = &self.user {
-            all.push(' ');
-            all += &lexemes::user_lexeme(&lexemes::tenant_prefix(&self.tenant), user);
-        }
-        Some(all)
+        Some(index_terms::message_terms(analyzer, &message))
     }
 }
 
@@ -466,9 +459,10 @@ fn analyze(
         if redacted_at.is_some() {
             continue;
         }
-        let lexemes = catch_unwind(AssertUnwindSafe(|| session.lexemes(analyzer, json))).ok().flatten();
-        if let Some(lexemes) = lexemes {
-            batch.entries.push((place, seq, DbTime(created_at).micros(), lexemes));
+        let terms = catch_unwind(|| UnindexedSession::terms(analyzer, json)).ok().flatten();
+        if let Some(terms) = terms {
+            let user = user_column(session.user.as_ref()).to_owned();
+            batch.entries.push((place, user, seq, DbTime(created_at).micros(), terms));
         } else {
             let (tenant, session) = (session.tenant.as_str(), session.session.as_str());
             tracing::error!(
@@ -480,6 +474,6 @@ fn analyze(
         }
     }
     // Sessions follow each other, but a higher id means a later message.
-    batch.entries.sort_by_key(|(_, _, micros, _)| *micros);
+    batch.entries.sort_by_key(|(_, _, _, micros, _)| *micros);
     batch
 }

@@ -5,6 +5,7 @@
 
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
+use super::index_hints::IndexHints;
 use super::migrations::{
     self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions, first_tables,
 };
@@ -31,14 +32,12 @@ use std::thread;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
-use unindexing::UnindexedSessions;
 
 mod checkpoints;
 mod disk_reserve;
 mod exchanges;
 mod heads;
 mod transactions;
-mod unindexing;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
 
@@ -105,8 +104,7 @@ pub struct Sqlite {
     pub(super) removal_turns: Mutex<()>,
     /// The turns of copies of sessions in parts, and of what must not run beside them.
     pub(super) copy_turns: Mutex<()>,
-    /// Sessions whose entries are being removed from the index, so that the worker does not add them again.
-    pub(super) unindexing: UnindexedSessions,
+    pub(super) hints: Arc<IndexHints>,
     pub(super) appends: AppendBatcher,
     pub(super) heads: HeadBatcher,
 }
@@ -154,7 +152,8 @@ impl Sqlite {
         let connect = connect.pragma("cache_size", SEARCH_CACHE);
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
         let checkpoints = Checkpoints::start(writing);
-        let appends = exchanges::batcher(&writer, &checkpoints);
+        let hints = Arc::<IndexHints>::default();
+        let appends = exchanges::batcher(&writer, &checkpoints, &hints);
         let head_reader = pool(1).connect_lazy_with(connect_reader);
         let heads = heads::batcher(&head_reader);
         Ok(Self {
@@ -167,7 +166,7 @@ impl Sqlite {
             disk_reserve: DiskReserve::of(&file),
             removal_turns: Mutex::new(()),
             copy_turns: Mutex::new(()),
-            unindexing: UnindexedSessions::default(),
+            hints,
             appends,
             heads,
         })

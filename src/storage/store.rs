@@ -8,7 +8,7 @@
 //! of replicas need not agree.
 
 use super::heads::HeadRequest;
-use super::index_hints::ExchangeLexemes;
+use super::index_hints::ExchangeTerms;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
 use super::sqlite::{self, Sqlite};
@@ -186,6 +186,7 @@ impl Store {
         match self {
             Self::Postgres(database) => database.appends.append(database.hints.analyzed(request).await).await,
             Self::Sqlite(database) => {
+                let request = database.hints.analyzed(request).await;
                 let (tenant, session) = (&request.tenant, &request.session);
                 match database.appends.append(request.clone()).await {
                     // The process that imported the session has died.
@@ -593,7 +594,7 @@ pub struct AppendRequest {
     /// The user of the session if it has none and the exchange names none.
     pub default_user: Option<UserId>,
     /// The store sets it if the messages are indexed in the same transaction.
-    pub lexemes: Option<ExchangeLexemes>,
+    pub terms: Option<ExchangeTerms>,
 }
 
 impl AppendRequest {
@@ -605,7 +606,7 @@ impl AppendRequest {
         key: Option<IdempotencyKey>,
     ) -> Self {
         let (tenant, session, exchange) = (tenant.clone(), session.clone(), Arc::new(exchange));
-        Self { tenant, session, exchange, key, expected_incarnation: None, default_user: None, lexemes: None }
+        Self { tenant, session, exchange, key, expected_incarnation: None, default_user: None, terms: None }
     }
 }
 

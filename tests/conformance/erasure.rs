@@ -9,12 +9,14 @@ use crate::conversation::{
     ALL, Conversation, LONG, counted, exchange_of, key, message, record, recorded, session_id, summary,
     user_id,
 };
+use crate::search::{probe, seqs};
 use crate::sql::{Sql, files};
 use crate::support::backend::Backend;
 use precis::domain::consolidation_record::RecordOutcome;
 use precis::domain::exchange::Exchange;
 use precis::domain::retention::RetentionPeriod;
 use precis::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
+use precis::storage::search::SearchFilter;
 use precis::storage::{NewRevision, RewindOutcome};
 use std::collections::BTreeSet;
 use test_case::test_case;
@@ -24,8 +26,8 @@ use uuid::Uuid;
 const MARKER: &str = "plugh";
 
 /// Text columns without user data: they hold the name of the tenant, fixed words, or time and API key.
-const COLUMNS_WITHOUT_USER_DATA: [&str; 7] =
-    ["has_user", "tenant_id", "role", "kind", "fork_kind", "redaction", "author"];
+const COLUMNS_WITHOUT_USER_DATA: [&str; 8] =
+    ["analyzer", "has_user", "tenant_id", "role", "kind", "fork_kind", "redaction", "author"];
 
 /// Returns the text columns of a table.
 async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {
@@ -35,7 +37,7 @@ async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {
         format!(
             "SELECT attname::text FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attnum > 0
              AND NOT attisdropped AND atttypid NOT IN ('bigint'::regtype, 'integer'::regtype, 'bytea'::regtype,
-                'uuid'::regtype, 'timestamptz'::regtype)"
+                'uuid'::regtype, 'timestamptz'::regtype, 'bigint[]'::regtype, 'timestamptz[]'::regtype)"
         )
     };
     sql.texts(&query).await
@@ -196,7 +198,8 @@ async fn lease_holder_cannot_write_to_erased_session(backend: Backend) {
             marked_session.release(token).await;
             assert_eq!(marked_session.restore(1).await, None);
             assert_eq!(sql.rows().await, rows);
-            assert!(rows.iter().all(|row| ["sessions", "messages", "search"].contains(&row.table.as_str())));
+            let expected = ["sessions", "messages", "search_recent"];
+            assert!(rows.iter().all(|row| expected.contains(&row.table.as_str())));
         }
         assert!(marked_session.erase().await);
         assert_eq!(sql.rows().await, []);
@@ -234,17 +237,17 @@ async fn session_can_be_created_again_while_it_is_erased(backend: Backend) {
         assert!(erased >= 1, "the session existed");
         let appended = exchanges.await.unwrap();
         let history = demo.page(ALL).await.unwrap_or_default();
-        let seqs: Vec<i64> = history.iter().map(|message| message.seq).collect();
-        assert_eq!(seqs, (1..=i64::try_from(seqs.len()).unwrap()).collect::<Vec<_>>(), "{appended:?}");
+        let stored: Vec<i64> = history.iter().map(|message| message.seq).collect();
+        assert_eq!(stored, (1..=i64::try_from(stored.len()).unwrap()).collect::<Vec<_>>(), "{appended:?}");
         assert!(
-            seqs.len() <= 10 && history.iter().all(|message| !message.json.contains("w0 ")),
+            stored.len() <= 10 && history.iter().all(|message| !message.json.contains("w0 ")),
             "{appended:?}"
         );
         let state = demo.find().await;
-        assert_eq!(state.map_or(0, |state| state.last_seq), seqs.last().copied().unwrap_or(0));
-        assert_eq!(sql.number("SELECT count(*) FROM messages").await, i64::try_from(seqs.len()).unwrap());
+        assert_eq!(state.map_or(0, |state| state.last_seq), stored.last().copied().unwrap_or(0));
+        assert_eq!(sql.number("SELECT count(*) FROM messages").await, i64::try_from(stored.len()).unwrap());
         demo.index_all().await;
-        assert_eq!(sql.number("SELECT count(*) FROM search").await, i64::try_from(seqs.len()).unwrap());
+        assert_eq!(seqs(&demo.indexed().await), stored);
         demo.erase().await;
         assert_eq!(sql.rows().await, []);
     }
@@ -270,37 +273,59 @@ async fn user_with_many_sessions_and_versions_is_erased(backend: Backend) {
     assert!(!demo.store.erase_user(&demo.tenant, &user_id(MARKER)).await.unwrap());
 }
 
-/// A large entry of the index is removed in several transactions.
+/// Returns the tables of the search index with a row that contains the marker.
+async fn marked_index_tables(sql: &mut Sql) -> BTreeSet<String> {
+    let marked = sql.rows().await.into_iter().filter(|row| row.contains(MARKER)).map(|row| row.table);
+    marked.filter(|table| table.starts_with("search_")).collect()
+}
+
+/// The removed messages are in a row of recent messages, or in a segment together with messages that stay.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_lexeme_of_a_large_message_stays_in_the_index_of_sqlite() {
-    let backend = Backend::sqlite().await;
-    let demo = Conversation::on(&backend).await;
-    let mut sql = Sql::on(&backend).await;
-    let large: Vec<String> = (0..8_000).map(|word| format!("ß{word}plugh")).collect();
-    let large = large.join(" ");
-    sql.run("CREATE VIRTUAL TABLE temp.terms USING fts5vocab('main', 'search_lexemes', 'row')").await;
-    let terms = "SELECT count(*) FROM temp.terms";
-    let other = demo.session("other");
-    other.say(&["plums", &large]).await;
+async fn no_term_of_a_removed_message_stays_in_the_index(backend: Backend) {
+    const COUNT_INDEX: &str =
+        "SELECT (SELECT count(*) FROM search_recent) + (SELECT count(*) FROM search_segments)
+        + (SELECT count(*) FROM search_pages) + (SELECT count(*) FROM search_removals)";
+    let (demo, mut sql) = (Conversation::on(&backend).await, Sql::on(&backend).await);
+    let large =
+        |word: &str| (0..8_000).map(|number| format!("ß{number}{word}")).collect::<Vec<_>>().join(" ");
+    let (kept, removed) = (large("xyzzy"), large(MARKER));
+    let (other, marked_session) = (demo.session("other"), demo.session(MARKER));
+    other.say(&["plums", &kept]).await;
     other.index_session().await;
-    let kept = sql.number(terms).await;
-    assert!(kept > 8_000, "{kept} terms");
-    for is_rewind in [false, true] {
-        demo.say(&["a", "b", &large, "c", &large]).await;
-        demo.index_session().await;
+    for (is_segment, is_rewind) in [(false, false), (false, true), (true, false), (true, true)] {
+        marked_session.say(&["a", "b", &removed, "c", &removed]).await;
+        marked_session.index_session().await;
+        assert_eq!(marked_index_tables(&mut sql).await, BTreeSet::from(["search_recent".to_owned()]));
+        if is_segment {
+            for _ in 0..32 {
+                other.say(&["plums"]).await;
+            }
+            demo.index_all().await;
+            assert_eq!(marked_index_tables(&mut sql).await, BTreeSet::from(["search_pages".to_owned()]));
+        }
         if is_rewind {
             let branch = session_id("branch");
+            let (store, tenant) = (&demo.store, &demo.tenant);
             let rewound =
-                demo.store.rewind_session(&demo.tenant, &demo.session, &branch, 0, 99).await.unwrap();
+                store.rewind_session(tenant, &marked_session.session, &branch, 0, 99).await.unwrap();
             assert!(matches!(rewound, RewindOutcome::Rewound(_)), "{rewound:?}");
         } else {
-            assert!(demo.erase().await);
+            assert!(marked_session.erase().await);
         }
-        assert_eq!(sql.number("SELECT count(*) FROM search").await, 2);
-        assert_eq!(sql.number(terms).await, kept, "terms of the removed session");
-        sql.run("INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('integrity-check', 1)").await;
+        assert_eq!(marked_index_tables(&mut sql).await, BTreeSet::new());
+        let expected: Vec<_> = other.history().await.iter().map(|message| message.seq).collect();
+        let indexed = demo.indexed().await;
+        assert_eq!(seqs(&indexed), expected);
+        assert!(indexed.iter().all(|entry| entry.session == other.session));
+        let found = demo.lookup(&SearchFilter::default(), &[probe(&[&["plum"]])], usize::MAX).await.remove(0);
+        assert_eq!(found.len(), expected.len() - 1, "the messages of the other session");
+        if is_rewind {
+            assert!(marked_session.erase().await);
+        }
     }
-    assert!(demo.erase().await && other.erase().await);
-    assert_eq!(sql.number(terms).await, 0);
-    assert_eq!(files(&backend, "plugh"), [""; 0]);
+    assert!(other.erase().await);
+    assert_eq!(sql.number(COUNT_INDEX).await, 0);
+    assert_eq!(files(&backend, MARKER), [""; 0]);
 }

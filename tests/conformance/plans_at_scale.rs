@@ -7,12 +7,18 @@ use crate::postgres_plans::{DIALECT, connect_once};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use crate::support::store_calls::{self, CALLS};
+use precis::domain::id::SessionId;
+use precis::domain::message::Role;
+use precis::domain::search::MessageRef;
+use precis::domain::search::index_terms;
+use precis::domain::search::segment::{Page, SegmentBuilder};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use time::OffsetDateTime;
 
 const MESSAGES: f64 = 1e8;
 /// N of the data of the calls: one session has 921,600 messages, and there are 102,400 sessions with one message.
@@ -30,12 +36,6 @@ const BULK: &str = "\
     SELECT tenant_id, session_id, seq, CASE WHEN seq % 2 = 1 THEN 'user' ELSE 'assistant' END, 75,
         '{\"role\":\"user\",\"content\":\"' || repeat(md5(session_id || seq), 9) || '\"}', created_at
     FROM sessions, generate_series(1, 20) AS seq WHERE session_id LIKE 'bulk%';
-    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-    SELECT tenant_id, session_id, seq, created_at, (
-            SELECT array_to_tsvector(array_agg(DISTINCT tenant_id || 'w' || floor(0 * word + 50000 * random() ^ 3)))
-            FROM generate_series(1, 8) AS word WHERE seq > 0
-        )
-    FROM messages WHERE session_id LIKE 'bulk%';
     INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens, added,
         created_at)
     SELECT tenant_id, session_id, 1, 'consolidation', 10, repeat('a summary ', 50), 100, 100, 'x', created_at
@@ -49,13 +49,13 @@ const BULK: &str = "\
 /// The planner's estimate of the number of distinct values would be that of the sample.
 const PREPARE: &str = "\
     ALTER TABLE messages ALTER session_id SET (n_distinct = -0.05);
-    ALTER TABLE search ALTER session_id SET (n_distinct = -0.05);
-    DROP INDEX search_by_lexeme";
+    ALTER TABLE search_pages ALTER segment_id SET (n_distinct = -0.002)";
 
-const INDEX: &str = "\
-    SET maintenance_work_mem = '1GB';
-    CREATE INDEX search_by_lexeme ON search
-        USING gin ((lexemes || array_to_tsvector(ARRAY[':' || (id >> 11), '::' || (id >> 15)]))) WITH (gin_pending_list_limit = 4096)";
+/// A segment of the bulk sessions has as many messages as merged segments have.
+const SEGMENT_MESSAGES: u32 = 65_536;
+/// Number of different words in the messages of a tenant. Words with small numbers are frequent.
+const WORDS: f64 = 50_000.0;
+const WORDS_PER_MESSAGE: usize = 8;
 
 /// Extends the files of a relation to a number of blocks. A file has at most 131,072 blocks, and only the last one fewer.
 const EXTEND: &str = "\
@@ -175,8 +175,8 @@ async fn print_plans() {
     for statement in BULK.replace("SESSIONS", &SESSIONS.to_string()).split(';') {
         sql.run(statement).await;
     }
+    fill_index(&mut sql).await;
     sql.run(&store_calls::fill(DIALECT, SIZE)).await;
-    sql.run(INDEX).await;
     sql.run("VACUUM (FREEZE, ANALYZE)").await;
     let messages = sql.number("SELECT count(*) FROM messages").await;
     println!("{messages} messages, {:.0?}", began.elapsed());
@@ -190,6 +190,61 @@ async fn print_plans() {
     sql.run(&SCALE.replace("FACTOR", &factor.to_string())).await;
     println!("\n{MESSAGES} messages, simulated");
     print_table(&backend, &mut sql, &notices).await;
+}
+
+/// Adds the messages of the bulk sessions to the index, the oldest ones first.
+async fn fill_index(sql: &mut Sql) {
+    let now = OffsetDateTime::now_utc().unix_timestamp() * 1_000_000;
+    let (day, year) = (86_400_000_000, 365 * 86_400_000_000);
+    let mut random = 7_u64;
+    let mut builders: BTreeMap<String, SegmentBuilder> = BTreeMap::new();
+    for number in (1..=SESSIONS).rev() {
+        let tenant = if number % 5 == 0 { format!("b{}", number % 1000) } else { "default".to_owned() };
+        let session = SessionId::new(format!("bulk{number}")).unwrap();
+        let of_session = [
+            index_terms::session_term(&session),
+            index_terms::user_term(&format!("user{}", number % (SESSIONS / 5))),
+            index_terms::hour_term(now - day - number * (year / SESSIONS)),
+        ];
+        let builder = builders.entry(tenant.clone()).or_default();
+        for seq in 1..=20 {
+            let role = if seq % 2 == 1 { Role::User } else { Role::Assistant };
+            let mut terms = BTreeSet::from([index_terms::role_term(role)]);
+            for _ in 0..WORDS_PER_MESSAGE {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let share = f64::from(u32::try_from(random >> 32).unwrap()) / f64::from(u32::MAX);
+                terms.insert(format!("w{:.0}", (WORDS * share.powi(3)).floor()));
+            }
+            let message = MessageRef { session: session.clone(), seq };
+            builder.add(message, terms.iter().chain(&of_session).map(String::as_str));
+        }
+        if builder.len() >= SEGMENT_MESSAGES {
+            insert_segment(sql, &tenant, std::mem::take(builder)).await;
+        }
+    }
+    for (tenant, builder) in builders {
+        insert_segment(sql, &tenant, builder).await;
+    }
+}
+
+/// Inserts a segment, if it has messages.
+async fn insert_segment(sql: &mut Sql, tenant: &str, builder: SegmentBuilder) {
+    if builder.is_empty() {
+        return;
+    }
+    let messages = builder.len();
+    let page = |page: Page| {
+        format!("('\\x{}'::bytea, '\\x{}'::bytea)", hex::encode(page.first_key), hex::encode(page.bytes))
+    };
+    let pages: Vec<String> = builder.finish().into_iter().map(page).collect();
+    sql.run(&format!(
+        "INSERT INTO search_segments (tenant_id, position, analyzer, messages) VALUES ('{tenant}', 1, 'english-2', {messages});
+        INSERT INTO search_pages (tenant_id, segment_id, first_key, page)
+        SELECT '{tenant}', (SELECT max(id) FROM search_segments), p.first_key, p.page FROM (VALUES {}) AS p (first_key, page)",
+        pages.join(", ")
+    ))
+    .await;
 }
 
 /// Prints a line for each call. A second line follows if the seventh execution has another plan than the first: Postgres may use

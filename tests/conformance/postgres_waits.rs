@@ -4,6 +4,7 @@
 //! the harmful order. SQLite has a single writer, so its statements are not interrupted.
 
 use crate::conversation::{Conversation, LONG, exchange, key, recorded, session_id, user_id};
+use crate::search::seqs;
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::memory::MemoryAuthor;
@@ -168,15 +169,24 @@ async fn erasure_or_redaction_is_repeated_after_a_deadlock() {
     }
 }
 
+/// Adds all messages to the index.
+const INDEX: &str = "\
+    INSERT INTO search_analyzer (id, version) VALUES (1, 'english-2') ON CONFLICT DO NOTHING;
+    INSERT INTO search_recent (tenant_id, analyzer, messages, sessions, users, seqs, times, terms)
+    SELECT tenant_id, 'english-2', count(*), array_agg(session_id), array_agg(''::text), array_agg(seq), array_agg(created_at),
+        array_agg(':ruser x'::text)
+    FROM messages GROUP BY tenant_id;
+    UPDATE sessions SET indexed_seq = NULL";
+
 #[tokio::test]
 async fn erasure_blocked_by_indexing_removes_the_entries() {
+    const COUNT_INDEX: &str =
+        "SELECT (SELECT count(*) FROM search_recent) + (SELECT count(*) FROM search_segments)
+        + (SELECT count(*) FROM search_pages) + (SELECT count(*) FROM search_removals)";
     let mut scene = scene().await;
     let demo = scene.demo.clone();
-    let index = "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-            SELECT tenant_id, session_id, last_seq + 1, created_at, ''::tsvector FROM sessions;
-        UPDATE sessions SET indexed_seq = NULL";
-    assert!(scene.meet(index, demo.erase()).await);
-    assert_eq!(scene.other.number("SELECT count(*) FROM search").await, 0);
+    assert!(scene.meet(INDEX, demo.erase()).await);
+    assert_eq!(scene.other.number(COUNT_INDEX).await, 0);
 }
 
 #[tokio::test]
@@ -292,14 +302,12 @@ async fn fork_blocked_by_rewind_sees_the_shorter_session() {
 async fn rewind_blocked_by_indexing_removes_the_entries() {
     let mut scene = scene().await;
     let demo = scene.demo.clone();
-    let index = "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-            SELECT tenant_id, session_id, seq, now(), ''::tsvector FROM messages ON CONFLICT DO NOTHING;
-        UPDATE sessions SET indexed_seq = NULL";
     let branch = session_id("branch");
     let rewind = demo.store.rewind_session(&demo.tenant, &demo.session, &branch, 4, 100);
-    assert!(matches!(scene.meet(index, rewind).await.unwrap(), RewindOutcome::Rewound(_)));
-    let seqs = "SELECT seq::text FROM search ORDER BY seq";
-    assert_eq!(scene.other.texts(seqs).await, ["1", "2", "3", "4"]);
+    assert!(matches!(scene.meet(INDEX, rewind).await.unwrap(), RewindOutcome::Rewound(_)));
+    assert_eq!(seqs(&demo.indexed().await), [1, 2, 3, 4]);
+    let entries = "SELECT sum(messages)::bigint FROM search_segments";
+    assert_eq!(scene.other.number(entries).await, 4, "the others are removed from the tables");
     assert_eq!(scene.other.unindexed().await, [""; 0]);
 }
 

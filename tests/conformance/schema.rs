@@ -7,9 +7,8 @@ use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use crate::support::store_calls::{self, CALLS};
 use precis::domain::exchange::{Exchange, IdempotencyKey};
-use precis::domain::id::TenantId;
 use precis::domain::search::analyzer::Analyzer;
-use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
+use precis::domain::search::index_terms::{TermPattern, TermQuery};
 use precis::storage::search::SearchFilter;
 use precis::storage::{self, SchemaVersions, Store, StoreError, StoreOptions};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
@@ -348,7 +347,8 @@ async fn with_schema(backend: Backend, version: i64) -> (Backend, Arc<Store>) {
     (backend, store)
 }
 
-/// The migration to version 13 replaces the lists of pending messages by a state of each session.
+/// The migration to version 13 replaces the lists of pending messages by a state of each session, and that to version 23 replaces the
+/// index, so that all messages are missing.
 #[test_case(Backend::sqlite().await, "english-2"; "sqlite")]
 #[test_case(Backend::postgres().await, "english-2"; "postgres")]
 #[test_case(Backend::sqlite().await, "off"; "sqlite without search")]
@@ -358,12 +358,12 @@ async fn messages_pending_in_version_12_are_found_after_the_migration(backend: B
     let (backend, store) = with_schema(backend, 12).await;
     let is_sqlite = matches!(backend, Backend::Sqlite(_));
     let mut sql = Sql::on(&backend).await;
+    // The six digits separate the terms of the tenant from those of others.
     let (now, incarnation, lexemes) = if is_sqlite {
-        ("1760000000000000", "randomblob(16)", "'PREFIXplum'")
+        ("1760000000000000", "randomblob(16)", "'37a8eeplum'")
     } else {
-        ("now()", "gen_random_uuid()", "array_to_tsvector(ARRAY['PREFIXplum'])")
+        ("now()", "gen_random_uuid()", "array_to_tsvector(ARRAY['37a8eeplum'])")
     };
-    let prefix = lexemes::tenant_prefix(&TenantId::default());
     for (session, indexed, reindexed, pending) in
         [("complete", 4, 4, 5), ("pending", 2, 4, 3), ("reindexed", 1, 1, 5), ("both", 3, 0, 4)]
     {
@@ -382,20 +382,22 @@ async fn messages_pending_in_version_12_are_found_after_the_migration(backend: B
             INSERT INTO search_pending (tenant_id, session_id, first_seq, last_seq, bytes, created_at)
             SELECT 'default', '{session}', {pending}, 4, 99, {now} WHERE {pending} <= 4"
         );
-        sql.run(&rows.replace("PREFIX", &prefix)).await;
+        sql.run(&rows).await;
     }
     sql.run(&format!("INSERT INTO search_analyzer (id, version) VALUES (1, '{analyzer}')")).await;
     store.migrate().await.unwrap();
-    // Without search, nothing says which messages have an entry.
-    let missing = if analyzer == "off" { 16 } else { 2 + 3 + 4 };
-    assert_eq!(store.index_state().await.unwrap().messages, missing);
+    assert_eq!(store.index_state().await.unwrap().messages, 16);
     let demo = Conversation::on(&backend).await;
     let plum = TermQuery(vec![vec![TermPattern::exact("plum")]]);
     let found = demo.lookup_terms(&SearchFilter::default(), &plum, 99).await;
     let found: BTreeSet<(String, i64)> =
         found.into_iter().map(|found| (found.session.to_string(), found.seq)).collect();
     assert_eq!(found.len(), 16, "{found:?}");
-    assert_eq!(sql.number("SELECT count(*) FROM search").await, 16);
+    let indexed: BTreeSet<(String, i64)> =
+        demo.indexed().await.into_iter().map(|entry| (entry.session.to_string(), entry.seq)).collect();
+    assert_eq!(indexed, found);
+    assert_eq!(demo.indexed().await.len(), 16, "each message has one entry");
+    assert_eq!(sql.unindexed().await, [""; 0]);
 }
 
 /// The migration to version 16 copies the messages to another table.
@@ -469,10 +471,22 @@ async fn searching_for_a_key_on_sqlite_reads_no_large_values() {
     demo.consolidate(2, &large).await;
     demo.remember(&user_id(&long), &large).await;
     demo.remember(&user_id(&long), &large).await;
+    // A segment with a word of very many messages.
+    demo.say(&vec!["plums"; 5000]).await;
+    demo.index_all().await;
+    demo.say(&[&large, "b"]).await;
     demo.index_session().await;
     let mut sql = Sql::on(&backend).await;
     let (with_overflow, keyed) = (sql.texts(WITH_OVERFLOW).await, sql.texts(KEYED).await);
-    let large_tables = ["memories", "memory_revisions", "messages", "revisions", "search", "sessions"];
+    let large_tables = [
+        "memories",
+        "memory_revisions",
+        "messages",
+        "revisions",
+        "search_pages",
+        "search_recent",
+        "sessions",
+    ];
     assert_eq!(with_overflow.iter().map(String::as_str).collect::<Vec<_>>(), large_tables);
     assert!(keyed.contains(&"idempotency_keys".to_owned()), "{keyed:?}");
     let slow: Vec<_> = with_overflow.iter().filter(|name| keyed.contains(name)).collect();

@@ -5,8 +5,9 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::message::Role;
 use precis::domain::search::MessageRef;
-use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
-use precis::storage::search::{IndexEntry, SearchFilter};
+use precis::domain::search::index_terms::{TermPattern, TermQuery};
+use precis::storage::search::SearchFilter;
+use std::collections::BTreeSet;
 use std::slice::from_ref;
 use test_case::test_case;
 use time::{Duration, OffsetDateTime};
@@ -24,21 +25,53 @@ pub(crate) fn seqs(places: &[MessageRef]) -> Vec<i64> {
 }
 
 impl Conversation {
+    /// Indexes all missing messages, and returns the newest `most` messages that match.
     pub(crate) async fn lookup_terms(
         &self,
         scope: &SearchFilter,
         probe: &TermQuery,
-        most: i64,
+        most: usize,
     ) -> Vec<MessageRef> {
         self.index_all().await;
-        let found = self.store.lookup_terms(&self.tenant, scope, from_ref(probe), most).await.unwrap();
-        self.located(scope, &found[0]).await
+        let mut found = self.lookup(scope, from_ref(probe), most).await.remove(0);
+        found.truncate(most);
+        found
     }
 
-    /// Returns the messages of entries of the index.
-    pub(crate) async fn located(&self, scope: &SearchFilter, entries: &[IndexEntry]) -> Vec<MessageRef> {
-        let located = self.store.locate_entries(&self.tenant, scope, entries).await.unwrap();
-        located.into_iter().map(|(_, message)| message).collect()
+    /// Returns the messages of the index that match each query: the newest `enough`, or more.
+    pub(crate) async fn lookup(
+        &self,
+        scope: &SearchFilter,
+        queries: &[TermQuery],
+        enough: usize,
+    ) -> Vec<Vec<MessageRef>> {
+        let analyzer = self.store.index_state().await.unwrap().analyzer;
+        self.lookup_by(&analyzer, scope, queries, enough).await
+    }
+
+    /// Does the same with the entries that an analyzer has made.
+    pub(crate) async fn lookup_by(
+        &self,
+        analyzer: &str,
+        scope: &SearchFilter,
+        queries: &[TermQuery],
+        enough: usize,
+    ) -> Vec<Vec<MessageRef>> {
+        let mut index = self.store.index_snapshot(&self.tenant, analyzer).await.unwrap();
+        let mut located = Vec::new();
+        for found in index.lookup(scope, queries, enough).await.unwrap() {
+            let found = index.locate(&found.entries).await.unwrap();
+            located.push(found.into_iter().map(|(_, message)| message).collect());
+        }
+        located
+    }
+
+    /// Returns all messages of the tenant that are in the index, sorted.
+    pub(crate) async fn indexed(&self) -> Vec<MessageRef> {
+        let mut indexed =
+            self.lookup(&SearchFilter::default(), &[TermQuery::default()], usize::MAX).await.remove(0);
+        indexed.sort();
+        indexed
     }
 }
 
@@ -99,9 +132,10 @@ async fn lookup_applies_the_filter(backend: Backend) {
         (SearchFilter { user: Some(user_id("default")), ..scope.clone() }, 0),
         (SearchFilter { role: Some(Role::Assistant), ..scope.clone() }, 2),
         (SearchFilter { role: Some(Role::User), user: Some(user_id("bob")), ..scope.clone() }, 2),
-        (SearchFilter { since: Some(last), ..scope.clone() }, 1),
-        (SearchFilter { until: Some(last), ..scope.clone() }, 4),
-        (SearchFilter { until: Some(first), ..scope.clone() }, 0),
+        (SearchFilter { since: Some(last + Duration::HOUR), ..scope.clone() }, 0),
+        (SearchFilter { since: Some(first), ..scope.clone() }, 5),
+        (SearchFilter { until: Some(last + Duration::MICROSECOND), ..scope.clone() }, 5),
+        (SearchFilter { until: Some(first - Duration::HOUR), ..scope.clone() }, 0),
         (SearchFilter { excluded_terms: vec!["one".to_owned()], ..scope.clone() }, 3),
         (SearchFilter { excluded_terms: vec!["on".to_owned(), "pear".to_owned()], ..scope.clone() }, 5),
         (SearchFilter { excluded_terms: vec!["a".to_owned(), "one".to_owned()], ..scope.clone() }, 1),
@@ -131,37 +165,43 @@ async fn lookup_applies_the_filter(backend: Backend) {
 async fn lookup_reads_backwards_until_it_has_found_enough(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let other = demo.tenant("acme");
-    // More ids than the first windows on Postgres contain, half of them of another tenant.
+    demo.index_all().await;
+    // More segments than are read at once.
     for part in 0..8 {
         let mut texts = vec!["pear"; 800];
         texts[0] = "plum pear apple";
         texts[799] = if part < 4 { "plum" } else { "plumber" };
         demo.say(&texts).await;
         other.say(&["pear plum"; 800]).await;
+        for _ in 0..35 {
+            demo.say(&["grape"]).await;
+        }
         demo.index_all().await;
         other.index_all().await;
     }
-    let plums: Vec<i64> = (0..8).flat_map(|part| [part * 800 + 1, part * 800 + 800]).rev().collect();
-    let exact: Vec<i64> = plums.iter().copied().filter(|seq| seq % 800 == 1 || *seq <= 3200).collect();
+    let part = 835;
+    let plums: Vec<i64> = (0..8).flat_map(|at| [at * part + 1, at * part + 800]).rev().collect();
+    let exact: Vec<i64> = plums.iter().copied().filter(|seq| seq % part == 1 || *seq <= 4 * part).collect();
     let queries = [probe(&[&["pear"]]), probe(&[&["plum"]]), probe(&[&["plum*"]]), probe(&[&["cherry"]])];
     let all = SearchFilter::default();
     for limit in [3, 5, 12, 16, 100_usize] {
-        let most = i64::try_from(limit).unwrap();
-        let found = demo.store.lookup_terms(&demo.tenant, &all, &queries, most).await.unwrap();
-        let entries_seqs = async |entries: &[IndexEntry]| seqs(&demo.located(&all, entries).await);
-        let first = |seqs: &[i64]| seqs.iter().copied().take(limit).collect::<Vec<_>>();
-        assert_eq!(found.iter().map(Vec::len).max(), Some(limit));
-        assert_eq!(entries_seqs(&found[1]).await, first(&exact), "{limit}");
-        assert_eq!(entries_seqs(&found[2]).await, first(&plums), "{limit}");
-        assert_eq!(found[3], []);
-        // The ids count the messages of all tenants.
-        let (newest, oldest) = (found[0][0].id, found[0][limit - 1].id);
-        assert!(newest >= 11_900 && newest - oldest <= most, "{limit}");
+        // The query for cherries reads all segments.
+        for (queries, is_complete) in [(&queries[..], true), (&queries[..3], false)] {
+            let found = demo.lookup(&all, queries, limit).await;
+            assert!(found[0].len() >= limit && seqs(&found[0]).is_sorted_by(|a, b| a > b));
+            let is_prefix =
+                |found: &[i64], all: &[i64]| all.starts_with(found) && found.len() >= limit.min(all.len());
+            assert!(is_prefix(&seqs(&found[1]), &exact), "{limit}");
+            assert!(is_prefix(&seqs(&found[2]), &plums), "{limit}");
+            if is_complete {
+                assert_eq!((found[1].len(), found[2].len(), found[3].len()), (exact.len(), plums.len(), 0));
+            }
+        }
     }
     let in_session = SearchFilter { session: Some(demo.session.clone()), ..all };
-    let found = demo.store.lookup_terms(&demo.tenant, &in_session, &queries, 100).await.unwrap();
-    let found_plums = seqs(&demo.located(&in_session, &found[2]).await);
-    assert_eq!((found[0].len(), found_plums), (100, plums));
+    let found = demo.lookup(&in_session, &queries, 100).await;
+    assert!(found[0].len() > 6000);
+    assert_eq!(seqs(&found[2]), plums);
 }
 
 /// Messages of an import can be older than those that were stored before it.
@@ -172,15 +212,19 @@ async fn lookup_finds_the_messages_of_a_time_range(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;
     let day = |day: i64| OffsetDateTime::UNIX_EPOCH + Duration::days(20_000 + day);
+    demo.index_all().await;
+    let terms = ":ruser plum";
     let insert = match sql {
-        Sql::Sqlite(_) => "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
+        Sql::Sqlite(_) => format!("INSERT INTO search_recent (tenant_id, analyzer, messages, entries)
             WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 7000)
-            SELECT 'default', 'demo', n, (20000 + n % 100) * 86400000000, 'PREFIXplum' FROM n",
-        Sql::Postgres(_) => "INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-            SELECT 'default', 'demo', n, to_timestamp((20000 + n % 100) * 86400.0), array_to_tsvector(ARRAY['PREFIXplum'])
-            FROM generate_series(1, 7000) AS n",
+            SELECT 'default', 'english-2', count(*), json_group_array(json_array(
+                'demo', '', n, (20000 + n % 100) * 86400000000, '{terms}')) FROM n GROUP BY n / 100"),
+        Sql::Postgres(_) => format!("INSERT INTO search_recent (tenant_id, analyzer, messages, sessions, users, seqs, times, terms)
+            SELECT 'default', 'english-2', count(*), array_agg('demo'::text), array_agg(''::text), array_agg(n),
+                array_agg(to_timestamp((20000 + n % 100) * 86400.0)), array_agg('{terms}'::text)
+            FROM generate_series(1, 7000) AS n GROUP BY n / 100"),
     };
-    sql.run(&insert.replace("PREFIX", &lexemes::tenant_prefix(&demo.tenant))).await;
+    sql.run(&insert).await;
     let plum = probe(&[&["plum"]]);
     for (since, until, expected) in
         [(0, 100, 7000), (0, 1, 70), (97, 100, 210), (40, 41, 70), (-9, 0, 0), (100, 109, 0)]
@@ -258,8 +302,7 @@ async fn messages_of_sessions_with_any_id_are_indexed_and_found(backend: Backend
     let mut found = demo.lookup_terms(&SearchFilter::default(), &probe(&[&["appl"]]), 99).await;
     let fetched = demo.store.fetch_messages(&demo.tenant, None, &found, &[0..=0], 9999).await.unwrap();
     let mut sessions: Vec<_> = fetched.into_iter().map(|(session, _)| session).collect();
-    // On Postgres, exchanges are indexed at once.
-    assert!([0, ids.len()].contains(&missing.newest.len()));
+    assert_eq!(missing.newest.len(), ids.len(), "the analyzer of the index is not known yet");
     sessions.sort();
     found.sort();
     let mut expected: Vec<_> = ids.map(session_id).into();
@@ -268,22 +311,26 @@ async fn messages_of_sessions_with_any_id_are_indexed_and_found(backend: Backend
     assert_eq!(found.into_iter().map(|found| found.session).collect::<Vec<_>>(), expected);
 }
 
-/// The entries of a session that is being erased on SQLite are removed in several transactions.
+/// Entries are removed after the transaction that removes the session.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn entries_of_a_session_that_is_being_erased_do_not_take_the_places_of_others() {
-    const HIDE: &str =
-        "UPDATE sessions SET import_token = randomblob(16), import_until = 0 WHERE session_id = 'new'";
-    let backend = Backend::sqlite().await;
+async fn entries_that_are_to_be_removed_do_not_take_the_places_of_others(backend: Backend) {
     let demo = Conversation::on(&backend).await;
     demo.say(&["apples"]).await;
     demo.index_all().await;
     demo.session("new").say(&["apples"; 10]).await;
     demo.index_all().await;
     let lookup = async || {
-        let found = demo.lookup_terms(&SearchFilter::default(), &probe(&[&["appl"]]), 3).await;
-        found.into_iter().map(|found| found.session).collect::<Vec<_>>()
+        let found = demo.lookup(&SearchFilter::default(), &[probe(&[&["appl"]])], 3).await.remove(0);
+        found.into_iter().map(|found| found.session).collect::<BTreeSet<_>>()
     };
-    assert_eq!(lookup().await, vec![session_id("new"); 3]);
-    Sql::on(&backend).await.run(HIDE).await;
-    assert_eq!(lookup().await, [session_id("demo")]);
+    assert_eq!(lookup().await, BTreeSet::from(["new", "demo"].map(session_id)));
+    Sql::on(&backend).await.remove_from_index("session_id = 'new'").await;
+    assert_eq!(lookup().await, BTreeSet::from([session_id("demo")]));
+    // The session with the same id is another one.
+    demo.session("new").say(&["apples"]).await;
+    assert_eq!(lookup().await, BTreeSet::from(["new", "demo"].map(session_id)));
+    demo.index_all().await;
+    assert_eq!(demo.indexed().await.len(), 2);
 }

@@ -7,15 +7,15 @@ use crate::support::backend::Backend;
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::id::{SessionId, TenantId};
 use precis::domain::message::{Message, Role};
+use precis::domain::search::MessageRef;
 use precis::domain::search::analyzer::{Analyzer, Language};
-use precis::domain::search::lexemes;
+use precis::domain::search::index_terms::{self, TermQuery};
 use precis::storage::search::SearchFilter;
 use precis::storage::search_index::IndexedBatch;
 use precis::storage::{self, ForkOutcome, RowBatch, Store, StoreOptions};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,15 +26,6 @@ use tokio::runtime::Handle;
 async fn store_with(backend: &Backend, search: Option<Analyzer>) -> Arc<Store> {
     let options = StoreOptions { max_connections: 2, acquire_timeout: LONG, statement_timeout: LONG, search };
     storage::connect(&backend.url(), &options).await.unwrap()
-}
-
-/// Returns all rows of the index.
-async fn index(sql: &mut Sql) -> Vec<String> {
-    sql.texts(
-        "SELECT tenant_id || ' ' || session_id || ' ' || seq || ' ' || CAST(lexemes AS text) FROM search
-        ORDER BY tenant_id, session_id, seq",
-    )
-    .await
 }
 
 /// Indexes all messages again if the index has another analyzer. Returns the number of messages that were indexed.
@@ -245,41 +236,57 @@ impl Scene {
                 }
                 let word = message.content().split(' ').next_back().unwrap();
                 let query = [probe(&[&[word]])];
+                let demo = Conversation {
+                    store: Arc::clone(store),
+                    tenant: tenant.clone(),
+                    session: session.clone(),
+                };
                 for filter in [all.clone(), SearchFilter { user: user.clone(), ..all.clone() }] {
-                    let found = store.lookup_terms(tenant, &filter, &query, 99).await.unwrap();
-                    let found = store.locate_entries(tenant, &filter, &found[0]).await.unwrap();
-                    let is_found =
-                        found.iter().any(|(_, found)| (&found.session, found.seq) == (session, *seq));
+                    let found = demo.lookup(&filter, &query, 99).await.remove(0);
+                    let is_found = found.iter().any(|found| (&found.session, found.seq) == (session, *seq));
                     assert!(is_found, "{session} {seq} {word}");
                 }
             }
         }
     }
 
-    /// Checks that the index contains one entry for each visible message, by the recorded analyzer.
+    /// Checks that the index contains each visible message once, with its terms by the recorded analyzer, and no others.
     async fn check_complete(&self, sql: &mut Sql) {
         let version = sql.texts("SELECT version FROM search_analyzer").await.remove(0);
         let analyzer = Analyzer::parse_version(&version).unwrap();
-        let entry = |(tenant, session, seq, message, user): Visible| {
-            let mut terms = lexemes::message_lexemes(analyzer, &tenant, &session, &message);
-            if let Some(user) = user {
-                terms = format!("{terms} {}", lexemes::user_lexeme(&lexemes::tenant_prefix(&tenant), &user));
+        let visible = self.visible().await;
+        for tenant in &self.tenants {
+            let (store, session) = (Arc::clone(&self.replicas[0]), session_id("any"));
+            let demo = Conversation { store, tenant: tenant.clone(), session };
+            let of_tenant = || visible.iter().filter(|(of, ..)| of == tenant);
+            let place = |(_, session, seq, ..): &Visible| MessageRef { session: session.clone(), seq: *seq };
+            let mut expected: Vec<MessageRef> = of_tenant().map(place).collect();
+            expected.sort();
+            let mut indexed = demo.indexed().await;
+            // Branches of rewinds.
+            indexed.retain(|message| !message.session.as_str().starts_with('b'));
+            assert_eq!(indexed, expected);
+            for visible in of_tenant() {
+                let (_, session, _, message, user) = visible;
+                let words: Vec<TermQuery> = index_terms::message_terms(analyzer, message)
+                    .split(' ')
+                    .map(|term| probe(&[&[term]]))
+                    .collect();
+                let filter = SearchFilter {
+                    session: Some(session.clone()),
+                    user: user.clone(),
+                    role: Some(message.role()),
+                    ..SearchFilter::default()
+                };
+                for found in demo.lookup(&filter, &words, usize::MAX).await {
+                    assert!(found.contains(&place(visible)), "{message:?}");
+                }
             }
-            let terms: BTreeSet<&str> = terms.split(' ').collect();
-            format!("{tenant} {session} {seq} {}", terms.into_iter().collect::<Vec<_>>().join(" "))
-        };
-        let expected: BTreeSet<String> = self.visible().await.into_iter().map(entry).collect();
-        let stored = index(sql).await.into_iter().filter_map(|row| {
-            let mut parts: Vec<String> =
-                row.split(' ').map(|part| part.trim_matches('\'').to_owned()).collect();
-            let is_of_case = self.tenants.iter().any(|tenant| tenant.as_str() == parts[0]);
-            parts[3..].sort();
-            (is_of_case && !parts[1].starts_with('b')).then(|| parts.join(" "))
-        });
-        let stored: Vec<String> = stored.collect();
-        assert_eq!(stored.len(), expected.len());
-        assert_eq!(stored.into_iter().collect::<BTreeSet<_>>(), expected);
+        }
         assert_eq!(sql.unindexed().await, [""; 0]);
+        let sources = "SELECT (SELECT count(*) FROM search_removals)
+            + (SELECT count(*) FROM search_pages WHERE segment_id NOT IN (SELECT id FROM search_segments))";
+        assert_eq!(sql.number(sources).await, 0, "nothing is left to be removed");
     }
 }
 
@@ -360,7 +367,8 @@ async fn reindex_with_another_analyzer_replaces_all_entries(backend: Backend) {
     sql.run("UPDATE search_analyzer SET version = 'english-99'").await;
     demo.say(&["plums"]).await;
     assert_eq!(demo.store.index_batch().await.unwrap(), None);
-    assert_eq!(demo.lookup_terms(&all, &probe(&[&["plum"]]), 9).await.len(), 3);
+    assert_eq!(demo.lookup_by("english-2", &all, &[probe(&[&["plum"]])], 9).await[0].len(), 3);
+    // The store still knows the earlier analyzer, but the index has another one.
     assert_eq!(sql.unindexed().await, ["default demo 2 3"]);
 }
 
@@ -379,29 +387,32 @@ async fn rebuild_continues_where_it_was_interrupted(backend: Backend) {
     demo.index_all().await;
     demo.store.record_analyzer(Analyzer::new(Language::None), true).await.unwrap();
     assert!(sql.unindexed().await.is_empty(), "the change itself marks nothing");
-    let of_index = "SELECT count(*) FROM search WHERE CAST(lexemes AS text) LIKE '%plums%'";
     for _ in 0..2 {
         assert!(demo.store.index_batch().await.unwrap().is_some());
     }
     let other = store_with(&backend, Some(Analyzer::default())).await;
     assert!(other.index_state().await.unwrap().is_rebuilding);
-    let done = sql.number(of_index).await;
-    assert!(done < 601, "{done}");
+    // Until all sessions are marked, searches use the entries of the earlier analyzer.
+    assert_eq!(demo.indexed().await.len(), 600);
     while let Some(batch) = other.index_batch().await.unwrap() {
         // A search finds neither entries of the earlier analyzer nor sessions that are not marked.
         assert!(batch.messages == 0 || !other.index_state().await.unwrap().is_rebuilding);
     }
-    assert_eq!(sql.number(of_index).await, 601);
+    let acme = demo.tenant("acme");
+    let plums = probe(&[&["plums"]]);
+    let found = async |demo: &Conversation| {
+        demo.lookup(&SearchFilter::default(), std::slice::from_ref(&plums), 9999).await[0].len()
+    };
+    assert_eq!((found(&demo).await, found(&acme).await), (600, 1));
     assert!(!other.index_state().await.unwrap().is_rebuilding);
 }
 
-/// A search looks up the entries with the highest ids as the newest ones.
+/// A search looks up the entries that were indexed last as the newest ones.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_messages_are_indexed_from_the_oldest_session_on(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let mut sql = Sql::on(&backend).await;
     let without_search = store_with(&backend, None).await;
     // The names are in another order than the times, and all sessions need several batches.
     for session in ["b", "c", "a"] {
@@ -409,21 +420,18 @@ async fn missing_messages_are_indexed_from_the_oldest_session_on(backend: Backen
         session.say(&["plums"; 700]).await;
     }
     demo.index_all().await;
-    let first_id = async |sql: &mut Sql, session: &str| {
-        sql.number(&format!("SELECT min(id) FROM search WHERE session_id = '{session}'")).await
-    };
-    let last_of_b = sql.number("SELECT max(id) FROM search WHERE session_id = 'b'").await;
-    assert!(last_of_b < first_id(&mut sql, "c").await);
-    assert!(first_id(&mut sql, "c").await < first_id(&mut sql, "a").await);
+    let found = demo.lookup(&SearchFilter::default(), &[probe(&[&["plum"]])], 9999).await.remove(0);
+    let mut sessions: Vec<&str> = found.iter().map(|found| found.session.as_str()).collect();
+    sessions.dedup();
+    assert_eq!(sessions, ["a", "c", "b"]);
 }
 
-/// SQLite reuses row ids after the highest one is deleted. New rows with such ids must not count as indexed.
+/// Rows must not get the ids of deleted ones, or the removal of a session could remove later messages.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_stored_after_an_erasure_are_found(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let mut sql = Sql::on(&backend).await;
     let (all, plum) = (SearchFilter::default(), probe(&[&["plum"]]));
     let other = demo.session("other");
     for (kept, erased) in [(200, 300), (1, 500), (3, 2), (0, 52), (300, 1)] {
@@ -437,10 +445,6 @@ async fn messages_stored_after_an_erasure_are_found(backend: Backend) {
         let found = demo.lookup_terms(&all, &plum, 9999).await;
         let expected: Vec<i64> = (1..=(before + kept) as i64).rev().collect();
         assert_eq!(seqs(&found), expected);
-        if let Sql::Sqlite(_) = sql {
-            // Checks that the full-text index is consistent with its table.
-            sql.run("INSERT INTO search_lexemes (search_lexemes, rank) VALUES ('integrity-check', 1)").await;
-        }
     }
 }
 
@@ -541,8 +545,7 @@ async fn concurrent_indexing_creates_each_entry_once(backend: Backend) {
                 demo.say(&["plums"]).await;
                 // A message is indexed before it stops to be missing.
                 let missing = demo.store.missing_messages(&demo.tenant, &scope, 999, 9999).await.unwrap();
-                let found = demo.store.lookup_terms(&demo.tenant, &scope, &plum, 9999).await.unwrap();
-                let found = demo.located(&scope, &found[0]).await;
+                let found = demo.lookup(&scope, &plum, 9999).await.remove(0);
                 let missing = missing.newest.into_iter().map(|(_, message)| message.seq);
                 let found = found.iter().map(|message| message.seq);
                 let found: BTreeSet<i64> = missing.chain(found).collect();
@@ -569,7 +572,7 @@ async fn concurrent_indexing_creates_each_entry_once(backend: Backend) {
     }
     demo.index_all().await;
     assert_eq!(sql.unindexed().await, [""; 0]);
-    assert_eq!(index(&mut sql).await.len(), 4 * EXCHANGES);
+    assert_eq!(demo.indexed().await.len(), 4 * EXCHANGES);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -587,11 +590,11 @@ async fn missing_messages_of_erased_session_are_not_indexed(backend: Backend) {
         let (indexed, erased) = tokio::join!(demo.store.index_batch(), demo.erase());
         indexed.unwrap();
         assert!(erased);
-        assert_eq!(index(&mut sql).await, [""; 0]);
+        assert_eq!(demo.indexed().await, []);
         // Nor those of a session with the same id.
         demo.say(&["pears"]).await;
         demo.index_all().await;
-        assert_eq!(index(&mut sql).await.len(), 1);
+        assert_eq!(demo.indexed().await.len(), 1);
         assert!(demo.erase().await);
     }
 }
@@ -616,26 +619,41 @@ async fn unreadable_message_does_not_block_indexing_of_others(backend: Backend) 
     assert_eq!(sql.unindexed().await, [""; 0]);
 }
 
-/// A role that does not own the index may flush it, too.
-#[tokio::test]
-async fn pending_list_of_the_gin_index_is_flushed() {
-    let backend = Backend::postgres().await;
+/// Many rows become a segment, and many segments a larger one. The index contains each message once all the time.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_become_segments_and_segments_are_merged(backend: Backend) {
+    const EXCHANGES: usize = 32 * 8 * 2;
     let demo = Conversation::on(&backend).await;
-    let found = async || seqs(&demo.lookup_terms(&SearchFilter::default(), &probe(&[&["plum"]]), 9).await);
-    let mut owner = PgConnection::connect(&backend.url()).await.unwrap();
-    let Sql::Postgres(mut nobody) = Sql::on(&backend).await else { unreachable!() };
-    nobody.execute("SET ROLE pg_monitor").await.unwrap();
-    let pages = async |connection: &mut PgConnection| -> i64 {
-        sqlx::query_scalar("SELECT flush_search_index()").fetch_one(connection).await.unwrap()
-    };
+    let mut sql = Sql::on(&backend).await;
     demo.index_all().await;
-    // These are indexed with the exchange.
-    demo.say(&["plums", "pears"]).await;
-    assert!(pages(&mut nobody).await > 0);
-    assert_eq!(found().await, [1]);
-    demo.say(&["plums"]).await;
-    assert!(demo.store.flush_pending_list().await.unwrap() > 0);
-    assert_eq!(demo.store.flush_pending_list().await.unwrap(), 0);
-    assert_eq!(pages(&mut owner).await, 0);
-    assert_eq!(found().await, [3, 1]);
+    let (mut most_rows, mut most_segments) = (0, 0);
+    for number in 0..EXCHANGES {
+        demo.session(&format!("s{}", number % 7)).say(&["plums", "pears"]).await;
+        while demo.store.index_batch().await.unwrap().is_some() {}
+        most_rows = most_rows.max(sql.number("SELECT count(*) FROM search_recent").await);
+        most_segments = most_segments.max(sql.number("SELECT count(*) FROM search_segments").await);
+        if number % 50 == 0 {
+            assert_eq!(demo.indexed().await.len(), 2 * (number + 1));
+        }
+    }
+    assert!(most_rows < 32 && most_segments < 2 * 8, "{most_rows} {most_segments}");
+    assert!(sql.number("SELECT max(messages) FROM search_segments").await >= 8 * 64);
+    let sessions = (0..7).map(|session| session_id(&format!("s{session}")));
+    let seqs_of = |session: usize| 2 * EXCHANGES.div_ceil(7).min((EXCHANGES - session).div_ceil(7));
+    let expected: Vec<MessageRef> = sessions
+        .enumerate()
+        .flat_map(|(number, session)| {
+            (1..=seqs_of(number) as i64).map(move |seq| MessageRef { session: session.clone(), seq })
+        })
+        .collect();
+    assert_eq!(demo.indexed().await, expected);
+    let of_one = SearchFilter { session: Some(session_id("s3")), ..SearchFilter::default() };
+    let found = demo.lookup(&of_one, &[probe(&[&["plum"]])], 9999).await.remove(0);
+    assert!(seqs(&found).into_iter().eq((1..=seqs_of(3) as i64).rev().step_by(2).map(|seq| seq - 1)));
+    // An erasure removes the messages from all of them.
+    assert!(demo.session("s3").erase().await);
+    let rest: Vec<MessageRef> = expected.into_iter().filter(|found| found.session.as_str() != "s3").collect();
+    assert_eq!(demo.indexed().await, rest);
 }

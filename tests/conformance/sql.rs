@@ -5,11 +5,10 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteCo
 use std::collections::BTreeSet;
 use time::OffsetDateTime;
 
-/// Excludes the tables of the migrations and the internal tables of the full-text index; the content of these is searched in the
-/// bytes of the file.
+/// Excludes the tables of the migrations.
 const TABLES_OF_SQLITE: &str = "\
     SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT IN ('_sqlx_migrations', 'schema_compatibility')
-        AND name NOT LIKE 'sqlite%' AND name NOT LIKE 'search_lexemes%'
+        AND name NOT LIKE 'sqlite%'
     ORDER BY name";
 
 /// Excludes the tables of the migrations.
@@ -18,15 +17,8 @@ const TABLES_OF_POSTGRES: &str = "\
     WHERE schemaname = 'public' AND tablename NOT IN ('_sqlx_migrations', 'schema_compatibility') ORDER BY tablename";
 
 /// Tables without data of sessions or users, which erasure does not change.
-pub(crate) const TABLES_OF_TENANTS: [&str; 7] = [
-    "api_keys",
-    "search_analyzer",
-    "search_times",
-    "tenants",
-    "token_usage",
-    "usage_changes",
-    "worker_leases",
-];
+pub(crate) const TABLES_OF_TENANTS: [&str; 6] =
+    ["api_keys", "search_analyzer", "tenants", "token_usage", "usage_changes", "worker_leases"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),
@@ -103,8 +95,21 @@ impl Sql {
         }
     }
 
+    /// Removes the messages of the sessions that match the condition from the index, as an erasure does.
+    pub(crate) async fn remove_from_index(&mut self, condition: &str) {
+        let remove = match self {
+            Self::Sqlite(_) => {
+                "INSERT INTO search_removal (tenant_id, session_id, first_seq, last_seq)
+                SELECT tenant_id, session_id, 1, last_seq FROM sessions"
+            }
+            Self::Postgres(_) => "SELECT remove_from_index(tenant_id, session_id, 1, last_seq) FROM sessions",
+        };
+        self.run(&format!("{remove} WHERE last_seq > 0 AND {condition}")).await;
+    }
+
     /// Marks the messages of the sessions that match the condition as missing from the index.
     pub(crate) async fn delay_indexing(&mut self, condition: &str) {
+        self.remove_from_index(condition).await;
         self.run(&format!("UPDATE sessions SET indexed_seq = 0 WHERE last_seq > 0 AND {condition}")).await;
     }
 
@@ -157,9 +162,8 @@ impl Sql {
     pub(crate) async fn rows(&mut self) -> Vec<Row> {
         let mut rows = Vec::new();
         let tables = self.tables().await;
-        // These tables keep rows after an erasure: names of tenants, sums, the analyzer of the index, and the range of times of
-        // 2,048 of its entries.
-        let excluded = ["tenants", "usage_changes", "search_analyzer", "search_times"];
+        // These tables keep rows after an erasure: names of tenants, sums, and the analyzer of the index.
+        let excluded = ["tenants", "usage_changes", "search_analyzer"];
         for table in tables.into_iter().filter(|table| !excluded.contains(&table.as_str())) {
             let query = if matches!(self, Self::Sqlite(_)) {
                 let columns = format!("SELECT 'quote(' || name || ')' FROM pragma_table_info('{table}')");

@@ -1,5 +1,6 @@
 //! Removal of many messages on SQLite, which has a single writer: others write meanwhile, and a crash leaves nothing that is
-//! visible. Removing a message from the index takes longest, because each of its words is removed from a page.
+//! visible. An erasure deletes the messages in several transactions, a rewind first copies them, and both then remove them from the
+//! search index.
 
 use crate::large_imports::{count, exchange};
 use crate::service::{Precis, Process, SOON};
@@ -14,13 +15,34 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-const MESSAGES: u32 = 3_000;
+const MESSAGES: u32 = 12_000;
 
-const COUNT_ENTRIES: &str = "SELECT count(*) FROM search WHERE session_id = 'large'";
+/// Messages of the session `large` and of its branches.
+const COUNT_MESSAGES: &str = "SELECT count(*) FROM messages WHERE session_id <> 'small'";
+/// Messages in the index.
+const COUNT_ENTRIES: &str = "SELECT coalesce((SELECT sum(messages) FROM search_recent), 0)
+    + coalesce((SELECT sum(messages) FROM search_segments), 0)";
+/// Messages in the index that no session has any more. Branches are not indexed.
+const COUNT_STALE_ENTRIES: &str = "SELECT coalesce((SELECT sum(messages) FROM search_recent), 0)
+    + coalesce((SELECT sum(messages) FROM search_segments), 0)
+    - coalesce((SELECT sum(coalesce(indexed_seq, last_seq)) FROM sessions WHERE coalesce(fork_kind, '') <> 'rewind'), 0)";
+const COUNT_UNINDEXED: &str = "SELECT count(*) FROM sessions WHERE indexed_seq IS NOT NULL";
 const COUNT_RESERVATIONS: &str = "SELECT count(*) FROM sessions WHERE import_until IS NOT NULL";
+/// Reservations, and removals from the index, that are not finished.
+const COUNT_UNFINISHED: &str = "SELECT (SELECT count(*) FROM sessions WHERE import_until IS NOT NULL)
+    + (SELECT count(*) FROM search_removals)";
+
+/// Waits until a query returns 0.
+async fn until_none(backend: &Backend, sql: &'static str, otherwise: &str) {
+    let since = Instant::now();
+    while count(backend, sql).await > 0 {
+        assert!(since.elapsed() < SOON, "{otherwise}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
 
 /// Imports the session `large` of the user `ada`, whose messages are in the index afterwards, and writes to the session `small`.
-async fn fill(service: &Process) {
+async fn fill(service: &Process, backend: &Backend) {
     let mut lines = String::new();
     for index in 0..MESSAGES {
         let role = if index % 2 == 0 { "user" } else { "assistant" };
@@ -33,6 +55,9 @@ async fn fill(service: &Process) {
     let imported = request.header("content-type", "application/x-ndjson").body(lines).await.ok(201);
     assert_eq!(imported["messages"], MESSAGES);
     exchange(service, "small").await.ok(201);
+    until_none(backend, COUNT_UNINDEXED, "messages are missing from the index").await;
+    assert_eq!(count(backend, COUNT_STALE_ENTRIES).await, 0);
+    assert!(count(backend, COUNT_ENTRIES).await >= i64::from(MESSAGES));
 }
 
 /// A request that removes the messages of the session `large`.
@@ -52,7 +77,7 @@ impl Removal {
         }
     }
 
-    /// Kills the service when a part of the index is removed.
+    /// Kills the service when a part of the messages is deleted or copied.
     async fn kill_meanwhile(self, mut service: Process, backend: &Backend) {
         let removal = self.begin(&service, backend).await;
         removal.abort();
@@ -60,11 +85,12 @@ impl Removal {
         let _ = service.ended().await;
     }
 
-    /// Sends the request, and waits until a part of the index is removed.
+    /// Sends the request, and waits until a part of the messages is deleted or copied.
     async fn begin(self, service: &Process, backend: &Backend) -> JoinHandle<Response> {
         let client: &TestClient = service;
+        let before = count(backend, COUNT_MESSAGES).await;
         let removal = tokio::spawn(self.send(client.clone()));
-        while count(backend, COUNT_ENTRIES).await == i64::from(MESSAGES) {
+        while count(backend, COUNT_MESSAGES).await == before {
             assert!(!removal.is_finished(), "the removal is one transaction");
             sleep(Duration::from_millis(2)).await;
         }
@@ -96,7 +122,6 @@ async fn check_hidden(service: &Process) {
 /// Writes to another session until the removal ends, with `check` after each exchange that was made during it.
 async fn write_meanwhile(
     service: &Process,
-    backend: &Backend,
     removal: JoinHandle<Response>,
     check: impl AsyncFn(),
 ) -> Response {
@@ -105,7 +130,7 @@ async fn write_meanwhile(
         let begun = Instant::now();
         exchange(service, "small").await.ok(201);
         let wait = begun.elapsed();
-        if count(backend, COUNT_ENTRIES).await < 10 {
+        if removal.is_finished() {
             break;
         }
         (written, longest) = (written + 1, longest.max(wait));
@@ -121,17 +146,17 @@ async fn others_write_during_a_large_erasure_and_see_no_part_of_it() {
     let backend = Backend::sqlite().await;
     let service = Precis::on(&backend).start().await;
     for removal in [Removal::Erasure, Removal::ErasureOfUser] {
-        fill(&service).await;
+        fill(&service, &backend).await;
         assert!(is_found(&service).await);
         let erasure = removal.begin(&service, &backend).await;
-        let erased =
-            write_meanwhile(&service, &backend, erasure, async || check_hidden(&service).await).await;
+        let erased = write_meanwhile(&service, erasure, async || check_hidden(&service).await).await;
         erased.ok(204);
-        for table in ["sessions", "messages", "search", "revisions"] {
+        for table in ["sessions", "messages", "search_removals", "revisions"] {
             let rows: &'static str =
                 format!("SELECT count(*) FROM {table} WHERE session_id <> 'small'").leak();
             assert_eq!(count(&backend, rows).await, 0, "{table}");
         }
+        assert_eq!(count(&backend, COUNT_STALE_ENTRIES).await, 0);
         removal.send((*service).clone()).await.ok(404);
     }
 }
@@ -140,7 +165,7 @@ async fn others_write_during_a_large_erasure_and_see_no_part_of_it() {
 async fn session_that_is_created_during_its_erasure_is_new() {
     let backend = Backend::sqlite().await;
     let service = Precis::on(&backend).start().await;
-    fill(&service).await;
+    fill(&service, &backend).await;
     let with_key = async || {
         let body = json!({"user_message": "a", "assistant_reply": "b"});
         service.post("/sessions/large/exchanges", body).header("idempotency-key", "k").await
@@ -162,26 +187,24 @@ async fn erasure_that_was_killed_stays_invisible_and_is_continued() {
     let backend = Backend::sqlite().await;
     let mut service = Precis::on(&backend).start().await;
     for is_repeated in [false, true] {
-        fill(&service).await;
+        fill(&service, &backend).await;
         Removal::Erasure.kill_meanwhile(service, &backend).await;
-        assert!(count(&backend, COUNT_ENTRIES).await > 10, "the erasure has ended before the signal");
+        assert!(count(&backend, COUNT_UNFINISHED).await > 0, "the erasure has ended before the signal");
+        assert!(count(&backend, COUNT_STALE_ENTRIES).await > 0);
         service = Precis::on(&backend).start().await;
         check_hidden(&service).await;
         if is_repeated {
             // Nothing is left after the response.
             service.delete("/sessions/large").await.problem(404, "session-not-found");
         } else {
-            let since = Instant::now();
-            while count(&backend, COUNT_RESERVATIONS).await > 0 {
-                assert!(since.elapsed() < SOON, "the start does not continue the erasure");
-                sleep(Duration::from_millis(20)).await;
-            }
+            until_none(&backend, COUNT_UNFINISHED, "the start does not continue the erasure").await;
         }
-        for table in ["sessions", "messages", "search"] {
+        for table in ["sessions", "messages", "search_removals"] {
             let rows: &'static str =
                 format!("SELECT count(*) FROM {table} WHERE session_id = 'large'").leak();
             assert_eq!(count(&backend, rows).await, 0, "{table}");
         }
+        assert_eq!(count(&backend, COUNT_STALE_ENTRIES).await, 0);
     }
 }
 
@@ -199,7 +222,7 @@ fn is_in_file(backend: &Backend) -> bool {
 async fn erasure_that_was_killed_leaves_nothing_in_the_file_after_the_start() {
     let backend = Backend::sqlite().await;
     let service = Precis::on(&backend).start().await;
-    fill(&service).await;
+    fill(&service, &backend).await;
     Removal::Erasure.kill_meanwhile(service, &backend).await;
     assert!(is_in_file(&backend), "the erasure has ended before the signal");
     let _service = Precis::on(&backend).start().await;
@@ -237,41 +260,39 @@ async fn others_write_while_an_erasure_waits_for_a_reader() {
 async fn client_that_disconnects_does_not_end_an_erasure() {
     let backend = Backend::sqlite().await;
     let service = Precis::on(&backend).start().await;
-    fill(&service).await;
+    fill(&service, &backend).await;
     let erasure = Removal::Erasure.begin(&service, &backend).await;
     erasure.abort();
-    let since = Instant::now();
-    while count(&backend, COUNT_RESERVATIONS).await > 0 {
-        assert!(since.elapsed() < SOON, "the erasure does not end");
-        sleep(Duration::from_millis(20)).await;
-    }
-    assert_eq!(count(&backend, COUNT_ENTRIES).await, 0);
+    until_none(&backend, COUNT_UNFINISHED, "the erasure does not end").await;
+    assert_eq!(count(&backend, COUNT_STALE_ENTRIES).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_write_during_a_large_rewind() {
     let backend = Backend::sqlite().await;
     let service = Precis::on(&backend).start().await;
-    fill(&service).await;
+    fill(&service, &backend).await;
     let rewind = Removal::Rewind.begin(&service, &backend).await;
     let check = async || assert!(is_found(&service).await, "no search finds the session");
-    let rewound: Value = write_meanwhile(&service, &backend, rewind, check).await.ok(200);
+    let rewound: Value = write_meanwhile(&service, rewind, check).await.ok(200);
     assert_eq!(rewound["last_seq"], 2, "{rewound}");
     let indexed = "SELECT count(*) FROM sessions WHERE session_id = 'large' AND indexed_seq IS NULL";
-    assert_eq!((count(&backend, COUNT_ENTRIES).await, count(&backend, indexed).await), (2, 1));
+    assert_eq!((count(&backend, COUNT_STALE_ENTRIES).await, count(&backend, indexed).await), (0, 1));
+    let found = service.get("/search?q=ferry&limit=50&session_id=large").await.ok(200);
+    assert_eq!(found["items"].as_array().map(Vec::len), Some(2), "{found}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rewind_that_was_killed_leaves_the_session_and_its_index() {
     let backend = Backend::sqlite().await;
     let service = Precis::on(&backend).start().await;
-    fill(&service).await;
+    fill(&service, &backend).await;
     Removal::Rewind.kill_meanwhile(service, &backend).await;
     let service = Precis::on(&backend).start().await;
     assert_eq!(service.get("/sessions/large").await.ok(200)["last_seq"], MESSAGES);
-    let since = Instant::now();
-    while count(&backend, COUNT_ENTRIES).await < i64::from(MESSAGES) {
-        assert!(since.elapsed() < SOON, "messages are missing from the index");
-        sleep(Duration::from_millis(20)).await;
-    }
+    until_none(&backend, COUNT_UNFINISHED, "the start does not remove the branch").await;
+    until_none(&backend, COUNT_UNINDEXED, "messages are missing from the index").await;
+    assert_eq!(count(&backend, COUNT_STALE_ENTRIES).await, 0);
+    assert!(count(&backend, COUNT_ENTRIES).await >= i64::from(MESSAGES));
+    assert!(is_found(&service).await);
 }

@@ -159,9 +159,13 @@ async fn messages_of_older_versions_are_found_after_the_start(backend: Backend) 
     say(&service, "b", "two ferries").await;
     drop(service);
     // The state after an upgrade from a version without search.
-    for statement in
-        ["DELETE FROM search", "DELETE FROM search_analyzer", "UPDATE sessions SET indexed_seq = 0"]
-    {
+    for statement in [
+        "DELETE FROM search_recent",
+        "DELETE FROM search_segments",
+        "DELETE FROM search_pages",
+        "DELETE FROM search_analyzer",
+        "UPDATE sessions SET indexed_seq = 0",
+    ] {
         backend.execute(statement, statement).await;
     }
     let service = start_without_warning(&backend, &[]).await;
@@ -173,21 +177,42 @@ async fn messages_of_older_versions_are_found_after_the_start(backend: Backend) 
 
 #[tokio::test]
 async fn index_worker_on_postgres_indexes_stored_messages_in_the_background() {
-    const NOTIFY: &str = "CREATE OR REPLACE FUNCTION flush_search_index() RETURNS bigint LANGUAGE sql \
-        AS $$ SELECT pg_notify('flushed', ''); SELECT 1::bigint $$";
+    /// Sends the name of the table, and the first session of a row of recent messages.
+    const NOTIFY: &str = "CREATE FUNCTION notify_indexed() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM pg_notify('indexed', concat_ws(' ', TG_TABLE_NAME, to_jsonb(NEW) #>> '{sessions,0}'));
+            RETURN NULL;
+        END $$";
+    const TRIGGERS: [&str; 2] = [
+        "CREATE TRIGGER notify_indexed AFTER INSERT ON search_recent FOR EACH ROW EXECUTE FUNCTION notify_indexed()",
+        "CREATE TRIGGER notify_indexed AFTER INSERT ON search_segments FOR EACH ROW EXECUTE FUNCTION notify_indexed()",
+    ];
     let backend = Backend::postgres().await;
-    backend.execute(NOTIFY, "").await;
+    let service = start_without_warning(&backend, &[("search.enabled", "false")]).await;
+    say(&service, "a", "a ferry").await;
+    drop(service);
+    for statement in [NOTIFY, TRIGGERS[0], TRIGGERS[1]] {
+        backend.execute(statement, "").await;
+    }
     let mut listener = PgListener::connect(&backend.url()).await.expect("connected");
-    listener.listen("flushed").await.expect("listening");
-    let mut flushed = async || timeout(SOON, listener.recv()).await.expect("flushed").expect("connected");
+    listener.listen("indexed").await.expect("listening");
+    let mut indexed = async || {
+        let notification = timeout(SOON, listener.recv()).await.expect("indexed").expect("connected");
+        notification.payload().to_owned()
+    };
     let service = start_without_warning(&backend, &[]).await;
     // Pending messages of an earlier process.
-    flushed().await;
-    say(&service, "a", "a ferry").await;
-    flushed().await;
-    let line = r#"{"role":"user","content":"two ferries"}"#;
-    let import = service.request(Method::POST, "/sessions/b/import");
+    assert_eq!(indexed().await, "search_recent a");
+    say(&service, "b", "two ferries").await;
+    assert_eq!(indexed().await, "search_recent b");
+    let line = r#"{"role":"user","content":"three ferries"}"#;
+    let import = service.request(Method::POST, "/sessions/c/import");
     let import = import.header("content-type", "application/x-ndjson").body(line);
     import.await.ok(201);
-    flushed().await;
+    assert_eq!(indexed().await, "search_recent c");
+    // Many exchanges become a segment.
+    for _ in 0..40 {
+        say(&service, "d", "four ferries").await;
+    }
+    while indexed().await != "search_segments" {}
 }

@@ -14,7 +14,8 @@ use precis::domain::message::{Message, Role};
 use precis::domain::retention::{self, RetentionPeriod};
 use precis::domain::revision::ModelUsage;
 use precis::domain::search::MessageRef;
-use precis::domain::search::lexemes::{self, TermPattern, TermQuery};
+use precis::domain::search::index_terms::{TermPattern, TermQuery};
+use precis::domain::search::segment::SegmentBuilder;
 use precis::domain::session::{Session, Summary};
 use precis::domain::tail::TailLimit;
 use precis::storage::search::SearchFilter;
@@ -97,11 +98,11 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("stored_bytes", 1),
     ("due_sessions", 1),
     ("settle_sessions", 1),
-    ("lookup_terms", 20),
-    ("lookup_terms of a session", 20),
-    ("lookup_terms, common word", 100),
-    ("lookup_terms, common word of a session", 100),
-    ("locate_entries", 20),
+    ("lookup", 20),
+    ("lookup of a session", 20),
+    ("lookup, common word", 100),
+    ("lookup, common word of a session", 100),
+    ("locate", 20),
     ("fetch_messages", 20),
     ("fetch_messages of a user", 20),
     ("fetch_messages of neighbours", 40),
@@ -109,7 +110,6 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("missing_messages of a session", 1),
     ("index_session", 1),
     ("index_batch", 1),
-    ("flush_pending_list", 1),
 ];
 
 /// Methods without a call, and the reason.
@@ -152,8 +152,6 @@ fn each_method_of_the_store_is_called_on_large_tables() {
 /// with a memory document, and N other tenants. N sessions that are older by full hours are forks of the session `origin`, so that the pages of all sizes touch
 /// the same number of hours at any minute. The tenant `aged` has N expired sessions of each kind, 20 per hour, and N users with
 /// a retention period.
-///
-/// N must be a multiple of 256, the number of messages that are moved into FTS5 together.
 const FILL: &str = "\
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
         activity_hour, incarnation)
@@ -172,15 +170,8 @@ const FILL: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
     SELECT tenant_id, session_id, 1, 'user', 1, '{\"role\":\"user\",\"content\":\"a\"}', created_at
     FROM sessions WHERE last_seq = 1;
-    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-    SELECT tenant_id, session_id, 1, created_at, LEXEMES[tenant_id || 'common ' || tenant_id || 'other']LEXEMES
-    FROM sessions WHERE last_seq = 1 AND tenant_id <> 'default';
-    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-    SELECT tenant_id, session_id, 1, created_at, LEXEMES['TAGcommon TAGother']LEXEMES
-    FROM sessions WHERE last_seq = 1 AND tenant_id = 'default';
-    INSERT INTO search (tenant_id, session_id, seq, created_at, lexemes)
-    SELECT 'default', 'demo', n, TIME[NOW]TIME, LEXEMES['TAGcommon TAGfew' || (n / 20) || ' OF_SESSION OF_USER']LEXEMES
-    FROM n;
+    RECENT;
+    SEGMENT
     INSERT INTO search_analyzer (id, version) VALUES (1, 'english-2') ON CONFLICT DO NOTHING;
     UPDATE sessions SET indexed_seq = 0 WHERE tenant_id <> 'default' AND last_seq > 0;
     INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens, added,
@@ -238,8 +229,10 @@ pub(crate) struct Dialect {
     pub(crate) numbers: &'static str,
     /// The text before and after a number of microseconds that becomes a time.
     pub(crate) time: (&'static str, &'static str),
-    /// The text before and after lexemes.
-    pub(crate) lexemes: (&'static str, &'static str),
+    /// A statement that adds the messages of the sessions with one message of other tenants to the index.
+    pub(crate) recent: &'static str,
+    /// The text before and after hexadecimal digits of bytes.
+    pub(crate) bytes: (&'static str, &'static str),
     /// A random UUID.
     pub(crate) uuid: &'static str,
     /// Any 32 bytes.
@@ -249,21 +242,52 @@ pub(crate) struct Dialect {
 /// Returns statements that fill an empty database for [`call`] with N = `size`.
 pub(crate) fn fill(dialect: Dialect, size: i64) -> String {
     let statements = format!("CREATE TEMP TABLE n AS {}; {FILL}; DROP TABLE n", dialect.numbers);
-    let tag = lexemes::tenant_prefix(&TenantId::default());
     let now = OffsetDateTime::now_utc().unix_timestamp() * 1_000_000;
     statements
         .replace("]TIME", dialect.time.1)
         .replace("TIME[", dialect.time.0)
-        .replace("]LEXEMES", dialect.lexemes.1)
-        .replace("LEXEMES[", dialect.lexemes.0)
+        .replace("RECENT", dialect.recent)
+        .replace("SEGMENT\n", &segment(dialect, size))
         .replace("RECORD", &format!("'{}'", serde_json::to_string(&record()).unwrap()))
         .replace("UUID", dialect.uuid)
         .replace("HASH", dialect.hash)
-        .replace("OF_SESSION", &lexemes::session_lexeme(&tag, &session("demo")))
-        .replace("OF_USER", &lexemes::user_lexeme(&tag, &user("u1")))
-        .replace("TAG", &tag)
         .replace("SIZE", &size.to_string())
         .replace("NOW", &now.to_string())
+}
+
+/// Returns statements that add the messages of the tenant `default` to the index, as one segment.
+fn segment(dialect: Dialect, size: i64) -> String {
+    let mut builder = SegmentBuilder::default();
+    let mut add = |id: &str, seq: i64, terms: &[&str]| {
+        let of_session = format!(":s{id}");
+        let of_filters = [":ruser", ":h80000000", ":uu1", of_session.as_str()];
+        let message = MessageRef { session: session(id), seq };
+        builder.add(message, of_filters.into_iter().chain(terms.iter().copied()));
+    };
+    for number in 1..=size + 100 {
+        add(&format!("s{number}"), 1, &["common", "other"]);
+    }
+    for seq in 1..=9 * size {
+        add("demo", seq, &["common", &format!("few{}", seq / 20)]);
+    }
+    let (before, after) = dialect.bytes;
+    let messages = builder.len();
+    let mut statements = format!(
+        "INSERT INTO search_segments (tenant_id, position, analyzer, messages) VALUES ('default', 1, 'english-2', {messages});"
+    );
+    for page in builder.finish() {
+        let [key, bytes] =
+            [page.first_key, page.bytes].map(|bytes| format!("{before}{}{after}", hex::encode(bytes)));
+        let insert = [
+            "INSERT INTO search_pages (tenant_id, segment_id, first_key, page) SELECT 'default', max(id), ",
+            &key,
+            ", ",
+            &bytes,
+            " FROM search_segments;",
+        ];
+        statements += &insert.concat();
+    }
+    statements
 }
 
 fn session(id: &str) -> SessionId {
@@ -340,9 +364,7 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
         | "take_worker_lease" => calls.retention(what).await,
         "fork_session" | "fork_and_append" | "rewind_session" => calls.fork(what).await,
         "redact_message" | "redactions" => calls.redact(what).await,
-        "missing_messages" | "index_session" | "index_batch" | "flush_pending_list" => {
-            calls.index(what).await
-        }
+        "missing_messages" | "index_session" | "index_batch" => calls.index(what).await,
         _ => calls.search(method, what).await,
     }
 }
@@ -657,6 +679,7 @@ impl Calls<'_> {
                 store.index_session(&aged, &expired).await.unwrap();
                 let later = now + time::Duration::hours(2);
                 let erased = store.erase_expired_session(&aged, &expired, default, later).await.unwrap();
+                store.remove_erased_traces(&aged).await.unwrap();
                 assert!(store.session_retention(&aged, &idle).await.unwrap().is_none(), "it has no exchange");
                 usize::from(erased)
             }
@@ -732,13 +755,14 @@ impl Calls<'_> {
         let refs: Vec<MessageRef> =
             (1..=20).map(|n| MessageRef { session: session.clone(), seq: n * self.size / 10 }).collect();
         match method {
-            "lookup_terms" => {
+            "lookup" | "locate" => {
                 let word = if what.contains("common") { probe("common") } else { probe("few7") };
-                store.lookup_terms(tenant, &filter, &[word], 100).await.unwrap()[0].len()
-            }
-            "locate_entries" => {
-                let found = store.lookup_terms(tenant, &filter, &[probe("few7")], 100).await.unwrap();
-                store.locate_entries(tenant, &filter, &found[0]).await.unwrap().len()
+                let mut index = store.index_snapshot(tenant, "english-2").await.unwrap();
+                let found = index.lookup(&filter, &[word], 100).await.unwrap().remove(0);
+                if method == "locate" {
+                    return index.locate(&found.entries).await.unwrap().len();
+                }
+                found.entries.len().min(100)
             }
             "fetch_messages" => {
                 let user = what.ends_with("user").then_some(user);
@@ -765,10 +789,6 @@ impl Calls<'_> {
             }
             "index_session" => {
                 store.index_session(tenant, &missing).await.unwrap();
-                1
-            }
-            "flush_pending_list" => {
-                store.flush_pending_list().await.unwrap();
                 1
             }
             _ => usize::from(store.index_batch().await.unwrap().is_some()),

@@ -4,7 +4,7 @@
 //! without a meaning is ignored.
 
 use super::analyzer::{Analyzer, Initials, Token, segments};
-use super::lexemes::TermPattern;
+use super::index_terms::TermPattern;
 use std::collections::HashSet;
 use std::sync::Arc;
 

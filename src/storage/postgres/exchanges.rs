@@ -1,6 +1,6 @@
 //! Appending exchanges on Postgres.
 //!
-//! The function `append_exchanges` (migration 13) appends a batch in one statement, which is one round trip and one commit.
+//! The function `store_exchanges` (migration 23) appends a batch in one statement, which is one round trip and one commit.
 //! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
 use super::{Connections, LOCK_NOT_AVAILABLE};
@@ -20,9 +20,9 @@ use std::sync::Arc;
 use time::OffsetDateTime;
 use tokio::sync::Semaphore;
 
-const APPEND_EXCHANGES: &str = "\
+const STORE_EXCHANGES: &str = "\
     SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation, user_id, is_indexed
-    FROM append_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
+    FROM store_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
         $22, $23, $24, $25, $26, $27, $28)";
 
 /// Longest wait for the lock of a session. A batch that waits longer is rolled back, and its exchanges are appended one by
@@ -194,7 +194,7 @@ pub(in crate::storage) async fn append_in_transaction(
     outcome.ok_or(StoreError::BatchFailed)
 }
 
-/// The arguments of `append_exchanges` that have a value per tenant, group, message, key or span.
+/// The arguments of `store_exchanges` that have a value per tenant, group, message, key or span.
 #[derive(Default)]
 struct Arguments<'r> {
     tenants: Vec<&'r str>,
@@ -218,7 +218,7 @@ struct Arguments<'r> {
     /// Empty if no client gave a time.
     message_times: Vec<Option<OffsetDateTime>>,
     /// Empty if an exchange has none, or another analyzer.
-    message_lexemes: Vec<&'r str>,
+    message_terms: Vec<&'r str>,
     analyzer: Option<Analyzer>,
     key_groups: Vec<i64>,
     key_sessions: Vec<&'r str>,
@@ -251,11 +251,11 @@ impl<'r> Arguments<'r> {
         }
         arguments.end_tenant();
         let exchanges = groups.iter().flat_map(|group| group.exchanges(requests));
-        let lexemes: Option<Vec<_>> = exchanges.map(|(_, request, _)| request.lexemes.as_ref()).collect();
-        arguments.analyzer = lexemes.iter().flatten().next().map(|first| first.analyzer);
-        let lexemes = lexemes.filter(|all| all.iter().all(|one| Some(one.analyzer) == arguments.analyzer));
-        let of_messages = lexemes.into_iter().flatten().flat_map(|lexemes| &lexemes.of_messages);
-        arguments.message_lexemes = of_messages.map(String::as_str).collect();
+        let terms: Option<Vec<_>> = exchanges.map(|(_, request, _)| request.terms.as_ref()).collect();
+        arguments.analyzer = terms.iter().flatten().next().map(|first| first.analyzer);
+        let terms = terms.filter(|all| all.iter().all(|one| Some(one.analyzer) == arguments.analyzer));
+        let of_messages = terms.into_iter().flatten().flat_map(|terms| &terms.of_messages);
+        arguments.message_terms = of_messages.map(String::as_str).collect();
         arguments
     }
 
@@ -305,7 +305,7 @@ async fn append_groups(
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<(), sqlx::Error> {
     let arguments = Arguments::new(requests, groups);
-    let query = sqlx::query(APPEND_EXCHANGES)
+    let query = sqlx::query(STORE_EXCHANGES)
         .bind(&arguments.tenants)
         .bind(&arguments.tenant_groups)
         .bind(&arguments.tenant_messages)
@@ -325,7 +325,7 @@ async fn append_groups(
         .bind(&arguments.message_tokens)
         .bind(&arguments.message_json)
         .bind(&arguments.message_times)
-        .bind(&arguments.message_lexemes)
+        .bind(&arguments.message_terms)
         .bind(&arguments.key_groups)
         .bind(&arguments.key_sessions)
         .bind(&arguments.keys)
@@ -377,6 +377,9 @@ async fn append_groups(
     }
     if found_known_key {
         return Ok(());
+    }
+    if !arguments.message_terms.is_empty() {
+        hints.note_batch(requests, groups);
     }
     for (group, appended) in groups.iter().zip(appended) {
         group.fill_outcomes(requests, appended.as_ref(), outcomes);

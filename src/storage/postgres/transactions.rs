@@ -1,6 +1,6 @@
 //! Transactions of several statements on Postgres.
 
-use super::{Postgres, begin, timed_out};
+use super::{Postgres, begin, begin_index, timed_out};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::StoreError;
@@ -12,6 +12,15 @@ impl Postgres {
         tenant: &TenantId,
     ) -> Result<Transaction, sqlx::Error> {
         Ok(Transaction::Postgres(self.pool.begin_with(begin(tenant)).await?))
+    }
+
+    /// Begins a transaction on the search index of a tenant, which reads one state of the database if it is a snapshot.
+    pub(in crate::storage) async fn begin_index(
+        &self,
+        tenant: &TenantId,
+        is_snapshot: bool,
+    ) -> Result<Transaction, sqlx::Error> {
+        Ok(Transaction::Postgres(self.pool.begin_with(begin_index(tenant, is_snapshot)).await?))
     }
 
     /// Runs the future of a transaction within the statement timeout. A transaction that takes longer is rolled back.

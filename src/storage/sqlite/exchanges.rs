@@ -10,6 +10,7 @@ use crate::domain::exchange::PersistedExchange;
 use crate::domain::message::Message;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::Batcher;
+use crate::storage::index_hints::IndexHints;
 use crate::storage::rows::tool_columns;
 use crate::storage::statement::DbRow as _;
 use crate::storage::values::{DbTime, to_i64, user_from_column};
@@ -34,14 +35,20 @@ const SELECT_IDEMPOTENCY_KEYS: &str = "\
 /// `last_seq` of the session is the `seq` of the last message of the group.
 macro_rules! from_groups {
     () => {
-        "FROM jsonb_each($1) AS g
+        from_groups!("$1")
+    };
+    ($groups:literal) => {
+        concat!(
+            "FROM jsonb_each(", $groups, ") AS g
             CROSS JOIN sessions AS s ON s.tenant_id = g.value ->> 'tenant' AND s.session_id = g.value ->> 'session'
                 AND s.user_id IN ('', coalesce(g.value ->> 'user', s.user_id))"
+        )
     };
 }
 
 /// Appends groups of exchanges and returns a list of [`AppendedGroup`]s, which is one row, because the driver copies each column of
-/// each row. `$1` is a list of [`Group`]s, and `$2` the time.
+/// each row. `$1` is a list of [`Group`]s, and `$2` the time. `$3` is the analyzer of the terms of all messages, and `$4` a list of
+/// [`GroupTerms`].
 ///
 /// The hour and the user of an existing session change in a statement of their own, because an update that names these columns
 /// replaces the entries of two indexes even if the values stay the same. A session that gets its user also gets another
@@ -55,7 +62,8 @@ macro_rules! append_groups {
                 coalesce(g.value ->> 'user', nullif(old.user_id, ''), g.value ->> 'default_user', ''),
                 coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens',
                 g.value ->> 'bytes', $2, $2,
-                $2 / 3600000000, randomblob(16), 0
+                $2 / 3600000000, randomblob(16),
+                iif(EXISTS (SELECT 1 FROM search_analyzer WHERE version = $3 AND rebuild_tenant IS NULL), NULL, 0)
             FROM jsonb_each($1) AS g
                 LEFT JOIN sessions AS old
                     ON old.tenant_id = g.value ->> 'tenant' AND old.session_id = g.value ->> 'session'
@@ -67,7 +75,7 @@ macro_rules! append_groups {
                 metadata = excluded.metadata,
                 created_at = iif(s.last_seq = 0, excluded.created_at, s.created_at),
                 updated_at = max(excluded.updated_at, s.updated_at),
-                indexed_seq = coalesce(s.indexed_seq, s.last_seq)
+                indexed_seq = coalesce(s.indexed_seq, iif(excluded.indexed_seq IS NULL, NULL, s.last_seq))
             WHERE s.user_id IN ('', excluded.user_id);
 
             UPDATE sessions SET activity_hour = updated_at / 3600000000,
@@ -87,6 +95,13 @@ macro_rules! append_groups {
                 coalesce(m.value ->> 'created_at', s.updated_at) ",
             from_groups!(),
             " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
+
+            INSERT INTO search_recent (tenant_id, analyzer, messages, entries)
+            SELECT s.tenant_id, $3, count(*), json_group_array(json_array(s.session_id, s.user_id,
+                s.last_seq - (t.value ->> 0), coalesce(t.value ->> 2, s.updated_at), t.value ->> 1)) ",
+            from_groups!("$4"),
+            " CROSS JOIN jsonb_each(g.value, '$.terms') AS t
+            WHERE s.indexed_seq IS NULL GROUP BY s.tenant_id;
 
             SELECT json_group_array(json_array(g.key, s.last_seq, s.updated_at, hex(s.incarnation), s.user_id)) AS appended ",
             from_groups!()
@@ -158,6 +173,15 @@ struct GroupMessage<'r> {
     created_at: Option<i64>,
 }
 
+/// The terms of the messages of a group: of each, the position from the end, the terms, and the time that the client gave.
+#[derive(Serialize)]
+struct GroupTerms<'r> {
+    tenant: &'r str,
+    session: &'r str,
+    user: Option<&'r str>,
+    terms: Vec<(i64, &'r str, Option<i64>)>,
+}
+
 #[derive(Serialize)]
 struct GroupKey<'r> {
     key: &'r str,
@@ -222,6 +246,26 @@ impl<'r> Group<'r> {
     }
 }
 
+/// Returns the terms of all messages of groups as JSON, with their analyzer; nothing if a message has none, or those of another analyzer.
+fn group_terms(requests: &[AppendRequest], groups: &[SessionGroup<'_>]) -> (Option<String>, String) {
+    let exchanges = groups.iter().flat_map(|group| group.exchanges(requests));
+    let terms: Option<Vec<_>> = exchanges.map(|(_, request, _)| request.terms.as_ref()).collect();
+    let analyzer = terms.iter().flatten().next().map(|first| first.analyzer);
+    let is_same = terms.is_some_and(|all| all.iter().all(|one| Some(one.analyzer) == analyzer));
+    let Some(analyzer) = analyzer.filter(|_| is_same) else { return (None, "[]".to_owned()) };
+    let of_group = |group: &SessionGroup<'_>| {
+        let of_messages = group.exchanges(requests).flat_map(|(_, request, _)| &request.terms);
+        let of_messages = of_messages.flat_map(|terms| terms.of_messages.iter());
+        let terms = messages(requests, group).zip(of_messages).map(|(message, terms)| {
+            (group.messages - 1 - message.position, terms.as_str(), message.created_at.map(micros))
+        });
+        let (tenant, session, user) = (group.tenant, group.session, group.user(requests));
+        encode(&GroupTerms { tenant, session, user, terms: terms.collect() })
+    };
+    let of_groups: Vec<String> = groups.iter().map(of_group).collect();
+    (Some(analyzer.version()), format!("[{}]", of_groups.join(",")))
+}
+
 /// A message of a [`SessionGroup`].
 struct PlacedMessage<'r> {
     /// The position in the group, from 0.
@@ -255,13 +299,19 @@ fn messages<'r>(
 }
 
 /// Returns the batcher of the connection that writes.
-pub(super) fn batcher(writer: &SqlitePool, checkpoints: &Arc<Checkpoints>) -> AppendBatcher {
+pub(super) fn batcher(
+    writer: &SqlitePool,
+    checkpoints: &Arc<Checkpoints>,
+    hints: &Arc<IndexHints>,
+) -> AppendBatcher {
     let (batch_writer, single_writer) = (writer.clone(), writer.clone());
     let checkpoints = Arc::clone(checkpoints);
+    let (batch_hints, single_hints) = (Arc::clone(hints), Arc::clone(hints));
     let append_batch = move |requests: Vec<AppendRequest>| {
         let (writer, checkpoints) = (batch_writer.clone(), Arc::clone(&checkpoints));
+        let hints = Arc::clone(&batch_hints);
         async move {
-            let appended = append_all(&writer, &requests).await;
+            let appended = append_all(&writer, &hints, &requests).await;
             checkpoints.count(requests.len());
             let results: Vec<_> = match appended {
                 Ok(outcomes) => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
@@ -279,24 +329,29 @@ pub(super) fn batcher(writer: &SqlitePool, checkpoints: &Arc<Checkpoints>) -> Ap
         }
     };
     let append_alone = move |request: AppendRequest| {
-        let writer = single_writer.clone();
-        async move { append_one(&writer, &request).await }
+        let (writer, hints) = (single_writer.clone(), Arc::clone(&single_hints));
+        async move { append_one(&writer, &hints, &request).await }
     };
     Batcher::new(append::MAX_BATCH, append_batch, append_alone)
 }
 
-async fn append_one(writer: &SqlitePool, request: &AppendRequest) -> Result<AppendOutcome, StoreError> {
-    let outcomes = append_all(writer, std::slice::from_ref(request)).await?;
+async fn append_one(
+    writer: &SqlitePool,
+    hints: &IndexHints,
+    request: &AppendRequest,
+) -> Result<AppendOutcome, StoreError> {
+    let outcomes = append_all(writer, hints, std::slice::from_ref(request)).await?;
     outcomes.into_iter().next().flatten().ok_or(StoreError::BatchFailed)
 }
 
 /// Appends the exchanges in one transaction, which is one write to the disk. Each of them has an outcome then.
 async fn append_all(
     writer: &SqlitePool,
+    hints: &IndexHints,
     requests: &[AppendRequest],
 ) -> Result<Vec<Option<AppendOutcome>>, StoreError> {
     let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
-    if append_at_once(writer, requests, &mut outcomes).await? {
+    if append_at_once(writer, hints, requests, &mut outcomes).await? {
         return Ok(outcomes);
     }
     let mut transaction = writer.begin_with("BEGIN IMMEDIATE").await?;
@@ -320,7 +375,7 @@ async fn append_all(
             }
             return Ok(outcomes);
         }
-        append_groups(&mut transaction, requests, &groups, &mut outcomes).await?;
+        append_groups(&mut transaction, hints, requests, &groups, &mut outcomes).await?;
     }
 }
 
@@ -328,6 +383,7 @@ async fn append_all(
 /// expect, their size, or because some of them must follow others.
 async fn append_at_once(
     writer: &SqlitePool,
+    hints: &IndexHints,
     requests: &[AppendRequest],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<bool, StoreError> {
@@ -345,7 +401,10 @@ async fn append_at_once(
     }
     let mut connection = writer.acquire().await?;
     let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
+    let (analyzer, terms) = group_terms(requests, &groups);
+    let is_indexed = analyzer.is_some();
     let query = sqlx::query(APPEND_IN_OWN_TRANSACTION).bind(encode(&rows)).bind(micros(now()));
+    let query = query.bind(analyzer).bind(terms);
     let appended = query.fetch_all(&mut *connection).await;
     if appended.is_err() {
         // Fails if SQLite has ended the transaction by itself.
@@ -356,6 +415,9 @@ async fn append_at_once(
         tracing::error!(error = %ErrorChain(&error), "failed to read the results of stored exchanges");
         StoreError::BatchFailed
     })?;
+    if is_indexed {
+        hints.note_batch(requests, &groups);
+    }
     for (group, appended) in groups.iter().zip(appended) {
         group.fill_outcomes(requests, appended.as_ref(), outcomes);
     }
@@ -394,7 +456,7 @@ pub(in crate::storage) async fn append_in_transaction(
 ) -> Result<AppendOutcome, StoreError> {
     let (requests, mut outcomes) = (std::slice::from_ref(request), [None]);
     let groups = group(requests.iter().enumerate());
-    append_groups(connection, requests, &groups, &mut outcomes).await?;
+    append_groups(connection, &IndexHints::default(), requests, &groups, &mut outcomes).await?;
     let [outcome] = outcomes;
     outcome.ok_or(StoreError::BatchFailed)
 }
@@ -402,6 +464,7 @@ pub(in crate::storage) async fn append_in_transaction(
 /// Appends groups of exchanges. If an idempotency key is known, fills in the outcomes of the known exchanges only.
 async fn append_groups(
     transaction: &mut SqliteConnection,
+    hints: &IndexHints,
     requests: &[AppendRequest],
     groups: &[SessionGroup<'_>],
     outcomes: &mut [Option<AppendOutcome>],
@@ -414,7 +477,11 @@ async fn append_groups(
     let encoded = encode(&rows);
     drop(rows);
     let now = now();
-    let appended = sqlx::query(APPEND_GROUPS).bind(&*encoded).bind(micros(now));
+    let (analyzer, terms) = group_terms(requests, groups);
+    if analyzer.is_some() {
+        hints.note_batch(requests, groups);
+    }
+    let appended = sqlx::query(APPEND_GROUPS).bind(&*encoded).bind(micros(now)).bind(analyzer).bind(terms);
     let of_groups = appended_groups(&appended.fetch_all(&mut *transaction).await?, groups)?;
     for (group, appended) in groups.iter().zip(&of_groups) {
         if let Some(appended) = appended {

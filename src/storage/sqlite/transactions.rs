@@ -31,6 +31,11 @@ impl Sqlite {
         Ok(Transaction::Sqlite(self.begin_write().await?, now()))
     }
 
+    pub(in crate::storage) async fn begin_read(&self, is_search: bool) -> Result<Transaction, sqlx::Error> {
+        let begun = if is_search { self.searches.begin().await } else { self.readers.begin().await };
+        Ok(Transaction::Sqlite(begun?, now()))
+    }
+
     /// Returns the analyzer of the settings.
     pub(in crate::storage) fn analyzer(&self) -> Option<Analyzer> {
         self.search

@@ -22,7 +22,10 @@ const MANY: i64 = 4 * FEW;
 const DIALECT: Dialect = Dialect {
     numbers: "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 9 * SIZE) SELECT n FROM n",
     time: ("(", ")"),
-    lexemes: ("(", ")"),
+    recent: "INSERT INTO search_recent (tenant_id, analyzer, messages, entries)
+        SELECT tenant_id, 'english-2', 1, json_array(json_array(session_id, user_id, 1, 0, ':ruser common other'))
+        FROM sessions WHERE last_seq = 1 AND tenant_id <> 'default'",
+    bytes: ("x'", "'"),
     uuid: "randomblob(16)",
     hash: "zeroblob(32)",
 };
@@ -105,14 +108,17 @@ async fn steps_on_sqlite_do_not_grow_with_the_tables() {
 /// The measurement notices if an index is missing.
 #[tokio::test]
 async fn steps_on_sqlite_grow_without_an_index() {
-    /// Without the index of running imports, which is read when a process starts, and that of tenants, which are few here.
+    /// Without the index of removals, which has rows for a moment only, and that of running imports, which is read when a process
+    /// starts.
     const INDEXES: &str = "SELECT name FROM sqlite_schema
-        WHERE type = 'index' AND sql IS NOT NULL AND name NOT IN ('sessions_by_import', 'tenants_by_search_prefix')
+        WHERE type = 'index' AND sql IS NOT NULL AND name NOT IN ('search_removals_by_tenant', 'sessions_by_import')
         ORDER BY name";
     let calls = [
         ("api_keys_by_tenant", "api_keys of a tenant"),
         ("consolidation_records_by_revision", "take_lease, record_failure"),
         ("idempotency_keys_by_time", "append_exchange, new key"),
+        ("search_recent_by_tenant", "lookup"),
+        ("search_segments_by_tenant", "lookup"),
         ("sessions_by_activity", "sessions"),
         ("sessions_by_branch_age", "retention_candidates that are branches"),
         ("sessions_by_lineage", "redact_message"),
@@ -162,5 +168,5 @@ async fn lists_within_groups_are_read_without_copies_of_the_group() {
             }
         }
     }
-    assert_eq!(nested, 2, "the messages and the keys of a group");
+    assert_eq!(nested, 3, "the messages, the terms and the keys of a group");
 }

@@ -1,0 +1,109 @@
+//! The terms of a message in the search index.
+//!
+//! In addition to the terms of its text, a message has terms for its session, user, role and hour, so that the index finds the messages
+//! of a filter as it finds those of a word. They begin with a colon, which no word contains.
+
+use super::analyzer::Analyzer;
+use super::segment::KeyRange;
+use super::text;
+use crate::domain::id::SessionId;
+use crate::domain::message::{Message, Role};
+
+const HOUR_MICROS: i64 = 3_600_000_000;
+
+#[must_use]
+pub fn session_term(session: &SessionId) -> String {
+    format!(":s{session}")
+}
+
+#[must_use]
+pub fn user_term(user: &str) -> String {
+    format!(":u{user}")
+}
+
+#[must_use]
+pub fn role_term(role: Role) -> String {
+    format!(":r{role}")
+}
+
+/// Returns the term of the hour that contains a time in microseconds since 1970. Terms are in the order of their hours.
+#[must_use]
+pub fn hour_term(micros: i64) -> String {
+    // The bias makes earlier times positive.
+    format!(":h{:08x}", micros.div_euclid(HOUR_MICROS) + (1 << 31))
+}
+
+/// Returns the range of the terms of all hours that can contain times from `since` (inclusive) to `until` (exclusive).
+#[must_use]
+pub fn hours(since: Option<i64>, until: Option<i64>) -> KeyRange {
+    let first = since.map_or_else(|| ":h".to_owned(), hour_term);
+    let last = until.map_or_else(|| ":h~".to_owned(), |until| hour_term(until.saturating_sub(1)));
+    KeyRange { first: first.into_bytes(), last: last.into_bytes() }
+}
+
+/// Maximum total size of the terms of a message. Natural language stays below it; characters with many combining marks may not.
+const MAX_TERM_BYTES: usize = 1_000_000;
+
+/// Returns the terms of a message, separated by spaces: its role, and each distinct term of its text.
+#[must_use]
+pub fn message_terms(analyzer: Analyzer, message: &Message) -> String {
+    let terms = analyzer.distinct_terms(&text::searchable_text(message));
+    let mut out = role_term(message.role());
+    let bytes = terms.iter().map(|term| 1 + term.len()).sum::<usize>();
+    out.reserve(bytes.min(MAX_TERM_BYTES));
+    for term in terms {
+        if out.len() + term.len() >= MAX_TERM_BYTES {
+            break;
+        }
+        out.push(' ');
+        out.push_str(&term);
+    }
+    out
+}
+
+/// A query of the index. A message matches if it has at least one term of each group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TermQuery(pub Vec<Vec<TermPattern>>);
+
+/// A term, or a prefix of terms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TermPattern {
+    pub term: String,
+    pub is_prefix: bool,
+}
+
+impl TermPattern {
+    #[must_use]
+    pub fn exact(term: impl Into<String>) -> Self {
+        Self { term: term.into(), is_prefix: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terms_contain_no_spaces_and_words_no_colon() {
+        let message = Message::text(Role::User, "it's 'quoted' \\ \"text\" & | ! ( ) : * <-> \0 数据");
+        let terms = message_terms(Analyzer::default(), &message);
+        let mut terms = terms.split(' ');
+        assert_eq!(terms.next(), Some(":ruser"));
+        assert!(terms.all(|term| !term.is_empty() && term.chars().all(char::is_alphanumeric)));
+    }
+
+    #[test]
+    fn hours_contain_the_terms_of_their_times() {
+        let contains = |since, until, micros| hours(since, until).contains(hour_term(micros).as_bytes());
+        let (one, two) = (HOUR_MICROS, 2 * HOUR_MICROS);
+        assert!(
+            contains(None, None, -one)
+                && contains(None, None, i64::MAX)
+                && contains(None, None, i64::MIN / 8)
+        );
+        assert!(contains(Some(one), None, one) && !contains(Some(one), None, one - 1));
+        assert!(contains(None, Some(one), one - 1) && !contains(None, Some(one), one));
+        assert!(contains(Some(one + 5), Some(two + 1), one) && contains(Some(one), Some(two + 1), two));
+        assert!(contains(Some(-two), Some(-one), -one - 1) && !contains(Some(-two), Some(-one), one));
+    }
+}

@@ -1,0 +1,492 @@
+//! Segments of the search index: an immutable inverted index of some messages of one tenant.
+//!
+//! A segment is a sorted list of entries, cut into pages, which a store keeps as rows with their first key. An entry is a term with
+//! the numbers of the messages that contain it, or a part of the list of messages. So a lookup reads one page for each term, and new
+//! messages change no page: they become a segment of their own, and segments of about the same size are merged later.
+//!
+//! Messages are numbered from 0 in the order in which they were indexed, so that a higher number means a later message. The numbers of
+//! a term are stored as differences, and keys without the part that they share with the key before.
+
+use super::MessageRef;
+use crate::domain::id::SessionId;
+use foldhash::HashMap;
+
+/// Number of messages in a part of the list of messages.
+const CHUNK_MESSAGES: u32 = 128;
+/// A page ends after this size, so that it has a row of its own in a page of the database. The numbers of one term are never divided.
+const PAGE_BYTES: usize = 1536;
+/// The first byte of the key of a part of the list of messages. Terms contain no such byte.
+const CHUNK_KEY: u8 = 0;
+
+/// A part of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    pub first_key: Vec<u8>,
+    pub bytes: Vec<u8>,
+}
+
+/// The error for a page that can't be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a page of the search index is damaged")]
+pub struct DamagedPage;
+
+/// An inclusive range of keys.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KeyRange {
+    pub first: Vec<u8>,
+    pub last: Vec<u8>,
+}
+
+impl KeyRange {
+    #[must_use]
+    pub fn exact(term: &str) -> Self {
+        Self { first: term.into(), last: term.into() }
+    }
+
+    /// Returns the range of all terms that begin with a prefix.
+    #[must_use]
+    pub fn prefix(prefix: &str) -> Self {
+        // No text contains this byte.
+        Self { first: prefix.into(), last: [prefix.as_bytes(), &[0xff]].concat() }
+    }
+
+    /// Returns the range with the part of the list of messages that contains a number.
+    #[must_use]
+    pub fn of_message(number: u32) -> Self {
+        let key = chunk_key(number / CHUNK_MESSAGES).to_vec();
+        Self { first: key.clone(), last: key }
+    }
+
+    /// Returns the range with the list of messages.
+    #[must_use]
+    pub fn all_messages() -> Self {
+        Self { first: chunk_key(0).into(), last: chunk_key(u32::MAX).into() }
+    }
+
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        *self.first <= *key && *key <= *self.last
+    }
+
+    /// Returns `true` if the range contains one key.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.first == self.last
+    }
+}
+
+/// Collects messages, and those of earlier segments, in a new segment.
+#[derive(Debug, Default)]
+pub struct SegmentBuilder {
+    messages: Vec<MessageRef>,
+    /// The numbers of the messages that contain a term, in order.
+    numbers: HashMap<Box<[u8]>, Vec<u32>>,
+}
+
+impl SegmentBuilder {
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.messages.len()).unwrap_or(u32::MAX)
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Adds a message with its distinct terms.
+    pub fn add<'t>(&mut self, message: MessageRef, terms: impl IntoIterator<Item = &'t str>) {
+        let number = self.len();
+        self.messages.push(message);
+        for term in terms {
+            self.add_numbers(term.as_bytes(), [number]);
+        }
+    }
+
+    /// Adds the messages of a segment that pass a condition. The pages are all pages of the segment, in order.
+    ///
+    /// # Errors
+    /// A page is damaged.
+    pub fn add_segment<'p>(
+        &mut self,
+        pages: impl IntoIterator<Item = &'p [u8]>,
+        mut is_kept: impl FnMut(&MessageRef) -> bool,
+    ) -> Result<(), DamagedPage> {
+        // The new number of each message.
+        let mut numbers: Vec<Option<u32>> = Vec::new();
+        for page in pages {
+            for entry in entries(page) {
+                let (key, value) = entry?;
+                if key.first() == Some(&CHUNK_KEY) {
+                    for message in decode_messages(value)? {
+                        let is_kept = is_kept(&message);
+                        numbers.push(is_kept.then_some(self.len()));
+                        self.messages.extend(is_kept.then_some(message));
+                    }
+                    continue;
+                }
+                let mut kept = Vec::new();
+                for number in decode_numbers(value) {
+                    kept.extend(numbers.get(number? as usize).ok_or(DamagedPage)?);
+                }
+                if !kept.is_empty() {
+                    self.add_numbers(&key, kept);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_numbers(&mut self, term: &[u8], numbers: impl IntoIterator<Item = u32>) {
+        match self.numbers.get_mut(term) {
+            Some(known) => known.extend(numbers),
+            None => _ = self.numbers.insert(term.into(), numbers.into_iter().collect()),
+        }
+    }
+
+    /// Returns the pages, in order.
+    #[must_use]
+    pub fn finish(self) -> Vec<Page> {
+        let mut pages = PageWriter::default();
+        for (chunk, messages) in (0..).zip(self.messages.chunks(CHUNK_MESSAGES as usize)) {
+            pages.add(&chunk_key(chunk), &encode_messages(messages));
+        }
+        let mut terms: Vec<_> = self.numbers.into_iter().collect();
+        terms.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let mut encoded = Vec::new();
+        for (term, numbers) in terms {
+            encoded.clear();
+            let mut before = 0;
+            for number in numbers {
+                put_varint(&mut encoded, u64::from(number - before));
+                before = number;
+            }
+            pages.add(&term, &encoded);
+        }
+        pages.finish()
+    }
+}
+
+/// Adds the numbers of the messages with a term of a range, as far as a page contains it.
+///
+/// # Errors
+/// The page is damaged.
+pub fn collect_numbers(page: &[u8], range: &KeyRange, numbers: &mut Vec<u32>) -> Result<(), DamagedPage> {
+    for entry in entries(page) {
+        let (key, value) = entry?;
+        if *key > *range.last {
+            break;
+        }
+        if *key >= *range.first {
+            for number in decode_numbers(value) {
+                numbers.push(number?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds the messages of the parts of the list of messages that a page contains, with their numbers.
+///
+/// # Errors
+/// The page is damaged.
+pub fn collect_messages(page: &[u8], messages: &mut Vec<(u32, MessageRef)>) -> Result<(), DamagedPage> {
+    for entry in entries(page) {
+        let (key, value) = entry?;
+        if let [CHUNK_KEY, chunk @ ..] = &*key {
+            let chunk = u32::from_be_bytes(chunk.try_into().map_err(|_| DamagedPage)?);
+            let first = chunk.checked_mul(CHUNK_MESSAGES).ok_or(DamagedPage)?;
+            messages.extend((first..).zip(decode_messages(value)?));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the message with a number, if the page contains that part of the list of messages.
+///
+/// # Errors
+/// The page is damaged.
+pub fn find_message(page: &[u8], number: u32) -> Result<Option<MessageRef>, DamagedPage> {
+    let wanted = chunk_key(number / CHUNK_MESSAGES);
+    for entry in entries(page) {
+        let (key, value) = entry?;
+        if *key == wanted {
+            return Ok(decode_messages(value)?.into_iter().nth((number % CHUNK_MESSAGES) as usize));
+        }
+    }
+    Ok(None)
+}
+
+fn chunk_key(chunk: u32) -> [u8; 5] {
+    let [a, b, c, d] = chunk.to_be_bytes();
+    [CHUNK_KEY, a, b, c, d]
+}
+
+/// Encodes a part of the list of messages: the sessions, and for each message the number of its session and the difference to the `seq` of the last
+/// message of this session.
+fn encode_messages(messages: &[MessageRef]) -> Vec<u8> {
+    let mut sessions: Vec<(&SessionId, i64)> = Vec::new();
+    let mut of_messages = Vec::new();
+    for MessageRef { session, seq } in messages {
+        let place = sessions.iter().position(|(known, _)| *known == session).unwrap_or_else(|| {
+            sessions.push((session, 0));
+            sessions.len() - 1
+        });
+        put_varint(&mut of_messages, place as u64);
+        if let Some((_, last)) = sessions.get_mut(place) {
+            put_varint(&mut of_messages, zigzag(seq.wrapping_sub(*last)));
+            *last = *seq;
+        }
+    }
+    let mut encoded = Vec::new();
+    put_varint(&mut encoded, sessions.len() as u64);
+    for (session, _) in sessions {
+        put_varint(&mut encoded, session.as_str().len() as u64);
+        encoded.extend_from_slice(session.as_str().as_bytes());
+    }
+    encoded.extend_from_slice(&of_messages);
+    encoded
+}
+
+fn decode_messages(mut bytes: &[u8]) -> Result<Vec<MessageRef>, DamagedPage> {
+    let mut sessions = Vec::new();
+    for _ in 0..take_varint(&mut bytes)? {
+        let text = take_bytes(&mut bytes)?;
+        let text = std::str::from_utf8(text).map_err(|_| DamagedPage)?;
+        sessions.push((SessionId::new(text).map_err(|_| DamagedPage)?, 0_i64));
+    }
+    let mut messages = Vec::new();
+    while !bytes.is_empty() {
+        let place = usize::try_from(take_varint(&mut bytes)?).map_err(|_| DamagedPage)?;
+        let (session, last) = sessions.get_mut(place).ok_or(DamagedPage)?;
+        *last = last.wrapping_add(unzigzag(take_varint(&mut bytes)?));
+        messages.push(MessageRef { session: session.clone(), seq: *last });
+    }
+    Ok(messages)
+}
+
+/// Decodes ascending numbers.
+fn decode_numbers(mut bytes: &[u8]) -> impl Iterator<Item = Result<u32, DamagedPage>> {
+    let mut before = 0_u32;
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let difference =
+            take_varint(&mut bytes).and_then(|value| u32::try_from(value).map_err(|_| DamagedPage));
+        let number = difference.and_then(|difference| before.checked_add(difference).ok_or(DamagedPage));
+        before = number.unwrap_or_default();
+        Some(number)
+    })
+}
+
+/// Cuts entries into pages.
+#[derive(Default)]
+struct PageWriter {
+    pages: Vec<Page>,
+    last_key: Vec<u8>,
+}
+
+impl PageWriter {
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        let is_full = self.pages.last().is_none_or(|page| page.bytes.len() + value.len() > PAGE_BYTES);
+        if is_full {
+            self.pages.push(Page { first_key: key.to_vec(), bytes: Vec::new() });
+            self.last_key.clear();
+        }
+        let Some(Page { bytes, .. }) = self.pages.last_mut() else { return };
+        let shared = self.last_key.iter().zip(key).take_while(|(a, b)| a == b).count();
+        let rest = key.get(shared..).unwrap_or_default();
+        put_varint(bytes, shared as u64);
+        put_varint(bytes, rest.len() as u64);
+        bytes.extend_from_slice(rest);
+        put_varint(bytes, value.len() as u64);
+        bytes.extend_from_slice(value);
+        self.last_key.clear();
+        self.last_key.extend_from_slice(key);
+    }
+
+    fn finish(self) -> Vec<Page> {
+        self.pages
+    }
+}
+
+/// Returns the entries of a page, in order.
+fn entries(mut page: &[u8]) -> impl Iterator<Item = Result<(Vec<u8>, &[u8]), DamagedPage>> {
+    let mut last_key: Vec<u8> = Vec::new();
+    std::iter::from_fn(move || {
+        if page.is_empty() {
+            return None;
+        }
+        let mut take = || {
+            let shared = usize::try_from(take_varint(&mut page)?).map_err(|_| DamagedPage)?;
+            let rest = take_bytes(&mut page)?;
+            if shared > last_key.len() {
+                return Err(DamagedPage);
+            }
+            last_key.truncate(shared);
+            last_key.extend_from_slice(rest);
+            Ok((last_key.clone(), take_bytes(&mut page)?))
+        };
+        let entry = take();
+        if entry.is_err() {
+            page = &[];
+        }
+        Some(entry)
+    })
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push((value & 0x7f) as u8);
+}
+
+fn take_varint(bytes: &mut &[u8]) -> Result<u64, DamagedPage> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (first, rest) = bytes.split_first().ok_or(DamagedPage)?;
+        *bytes = rest;
+        value |= u64::from(first & 0x7f) << shift;
+        if first & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(DamagedPage)
+}
+
+/// Takes a text with its length before it.
+fn take_bytes<'b>(bytes: &mut &'b [u8]) -> Result<&'b [u8], DamagedPage> {
+    let length = usize::try_from(take_varint(bytes)?).map_err(|_| DamagedPage)?;
+    let (taken, rest) = bytes.split_at_checked(length).ok_or(DamagedPage)?;
+    *bytes = rest;
+    Ok(taken)
+}
+
+/// Maps small negative numbers to small ones, too.
+fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)).cast_unsigned()
+}
+
+fn unzigzag(value: u64) -> i64 {
+    (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn message(session: &str, seq: i64) -> MessageRef {
+        MessageRef { session: SessionId::new(session).expect("an id"), seq }
+    }
+
+    fn lookup(pages: &[Page], range: &KeyRange) -> Vec<u32> {
+        let mut numbers = Vec::new();
+        // As a store does: from the last page that begins at or before the range.
+        let first = pages.partition_point(|page| page.first_key <= range.first).saturating_sub(1);
+        for page in pages.iter().skip(first).take_while(|page| page.first_key <= range.last) {
+            collect_numbers(&page.bytes, range, &mut numbers).expect("sound");
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    fn locate(pages: &[Page], number: u32) -> Option<MessageRef> {
+        let range = KeyRange::of_message(number);
+        let page = pages.iter().rfind(|page| page.first_key <= range.first)?;
+        find_message(&page.bytes, number).expect("sound")
+    }
+
+    fn bytes(pages: &[Page]) -> impl Iterator<Item = &[u8]> {
+        pages.iter().map(|page| &*page.bytes)
+    }
+
+    proptest! {
+        /// A segment, and one that is merged from parts without some messages, contain what was added.
+        #[test]
+        fn lookups_find_what_was_added(
+            messages in proptest::collection::vec(
+                ("[a-c]", 1..99_i64, proptest::collection::btree_set("[a-e]{1,3}", 0..6)), 1..400),
+            parts in 1..5_usize,
+            removed in "[a-d]",
+        ) {
+            let size = messages.len().div_ceil(parts);
+            let segments: Vec<Vec<Page>> = messages.chunks(size).map(|part| {
+                let mut builder = SegmentBuilder::default();
+                for (session, seq, terms) in part {
+                    builder.add(message(session, *seq), terms.iter().map(String::as_str));
+                }
+                builder.finish()
+            }).collect();
+            let mut merged = SegmentBuilder::default();
+            for segment in &segments {
+                merged.add_segment(bytes(segment), |kept| kept.session.as_str() != removed).expect("sound");
+            }
+            let kept: Vec<_> = messages.iter().filter(|(session, ..)| *session != removed).collect();
+            prop_assert_eq!(merged.len() as usize, kept.len());
+            let pages = merged.finish();
+            let mut expected: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+            for (number, (session, seq, terms)) in (0..).zip(&kept) {
+                prop_assert_eq!(locate(&pages, number), Some(message(session, *seq)));
+                for term in terms {
+                    expected.entry(term).or_default().push(number);
+                }
+            }
+            for (term, numbers) in &expected {
+                prop_assert_eq!(&lookup(&pages, &KeyRange::exact(term)), numbers);
+            }
+            prop_assert_eq!(lookup(&pages, &KeyRange::exact("f")), Vec::<u32>::new());
+            let mut all = Vec::new();
+            for page in pages.iter().rev() {
+                collect_messages(&page.bytes, &mut all).expect("sound");
+            }
+            all.sort_by_key(|(number, _)| *number);
+            let of_kept: Vec<_> = (0..).zip(kept.iter().map(|(session, seq, _)| message(session, *seq))).collect();
+            prop_assert_eq!(all, of_kept);
+            let mut of_prefix: Vec<u32> =
+                expected.iter().filter(|(term, _)| term.starts_with("ab")).flat_map(|(_, numbers)| numbers.clone()).collect();
+            of_prefix.sort_unstable();
+            of_prefix.dedup();
+            prop_assert_eq!(lookup(&pages, &KeyRange::prefix("ab")), of_prefix);
+        }
+
+        /// Any bytes are a page or an error.
+        #[test]
+        fn damaged_pages_are_errors(page in proptest::collection::vec(any::<u8>(), 0..99)) {
+            let mut numbers = Vec::new();
+            let _ = collect_numbers(&page, &KeyRange::prefix(""), &mut numbers);
+            let _ = find_message(&page, 0);
+            let _ = collect_messages(&page, &mut Vec::new());
+            let _ = SegmentBuilder::default().add_segment([&*page], |_| true);
+        }
+    }
+
+    #[test]
+    fn pages_have_a_size() {
+        let mut builder = SegmentBuilder::default();
+        let terms: Vec<String> = (0..3000).map(|number| format!("term{number}")).collect();
+        for seq in 1..2000 {
+            let word = usize::try_from(seq).expect("small");
+            let terms = terms.iter().skip(word).take(20).map(String::as_str);
+            builder.add(message("a session with a long name", seq), terms.chain(["all"]));
+        }
+        let pages = builder.finish();
+        let large: Vec<usize> =
+            pages.iter().map(|page| page.bytes.len()).filter(|length| *length > PAGE_BYTES + 64).collect();
+        assert_eq!(large.len(), 1, "only the term of all messages: {large:?}");
+        assert!(pages.len() > 20);
+        assert!(pages.is_sorted_by(|a, b| a.first_key < b.first_key));
+    }
+
+    #[test]
+    fn numbers_of_any_sign_are_encoded() {
+        for value in [0, 1, -1, 63, -64, i64::MAX, i64::MIN] {
+            assert_eq!(unzigzag(zigzag(value)), value);
+        }
+    }
+}

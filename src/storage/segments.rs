@@ -1,0 +1,620 @@
+//! Segments of the search index in the database: reading, writing, merging them, and removing messages from them.
+//!
+//! Exchanges and the index worker add rows to `search_recent`. The worker turns many rows into a segment, and many segments of about the same
+//! size into one, so that a search reads few of them. Each of these steps replaces its sources in one transaction, if all of them still
+//! exist. So several replicas can do the same work: only one of them commits, and the others begin anew.
+//!
+//! Who removes messages from the history adds a row to `search_removals` in the same transaction. Searches leave out these messages
+//! from then on, and [`Store::apply_removals`] replaces the rows and segments that contain them. Until then, nothing is merged, so that
+//! rows and segments before the removal are not mixed with later ones, which can contain new messages of the same session.
+
+use super::index_hints::MAX_RECENT_ROWS;
+use super::pool::retry_on_deadlock;
+use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
+use super::values::{DbTime, to_i64};
+use super::{Store, StoreError, rows};
+use crate::blocking;
+use crate::domain::id::{SessionId, TenantId};
+use crate::domain::search::MessageRef;
+use crate::domain::search::index_terms;
+use crate::domain::search::segment::{
+    DamagedPage, KeyRange, Page, SegmentBuilder, collect_messages, collect_numbers,
+};
+use foldhash::HashMap;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sqlx::Row as _;
+use time::OffsetDateTime;
+
+/// A segment. Its pages are read when they are needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) id: i64,
+    /// The first id of the rows of `search_recent` that it was made of.
+    pub(super) position: i64,
+    pub(super) analyzer: String,
+    pub(super) messages: u32,
+}
+
+/// A message of a row of `search_recent`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RecentMessage {
+    /// The id of the row.
+    pub(super) id: i64,
+    pub(super) message: MessageRef,
+    /// Empty if the session has no user.
+    user: String,
+    micros: i64,
+    /// Separated by spaces.
+    pub(super) terms: String,
+}
+
+impl RecentMessage {
+    /// Calls a function with each term.
+    pub(super) fn for_each_term(&self, mut function: impl FnMut(&[u8])) {
+        self.terms.split(' ').for_each(|term| function(term.as_bytes()));
+        for term in self.filter_terms() {
+            function(term.as_bytes());
+        }
+    }
+
+    fn filter_terms(&self) -> impl Iterator<Item = String> {
+        let user = (!self.user.is_empty()).then(|| index_terms::user_term(&self.user));
+        let session = index_terms::session_term(&self.message.session);
+        [session, index_terms::hour_term(self.micros)].into_iter().chain(user)
+    }
+}
+
+/// The messages of rows of `search_recent`, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct RecentMessages {
+    pub(super) messages: Vec<RecentMessage>,
+    /// The rows, with their analyzer.
+    rows: Vec<(i64, String)>,
+    /// Number of the messages of further rows.
+    pub(super) unread: i64,
+}
+
+/// Messages that are to be removed from the index.
+#[derive(Debug, Default)]
+pub(super) struct Removals {
+    ids: Vec<i64>,
+    /// First and last `seq`, and the last position, by session.
+    by_session: HashMap<SessionId, Vec<(i64, i64, i64)>>,
+    /// The last of all positions.
+    last_position: i64,
+}
+
+impl Removals {
+    /// Reads all removals of a tenant.
+    pub(super) async fn read(transaction: &mut Transaction, tenant: &TenantId) -> Result<Self, StoreError> {
+        const SELECT_REMOVALS: &str =
+            "SELECT id, session_id, first_seq, last_seq, position FROM search_removals WHERE tenant_id = $1";
+        let mut removals = Self::default();
+        for row in &transaction.statement(SELECT_REMOVALS).bind(tenant.as_str()).read_all().await? {
+            removals.ids.push(row.field("id")?);
+            let position = row.field("position")?;
+            removals.last_position = removals.last_position.max(position);
+            let of_session = removals.by_session.entry(rows::session_id(row)?).or_default();
+            of_session.push((row.field("first_seq")?, row.field("last_seq")?, position));
+        }
+        Ok(removals)
+    }
+
+    /// Returns `false` if a segment contains no message that is to be removed.
+    async fn may_affect(
+        &self,
+        transaction: &mut Transaction,
+        tenant: &TenantId,
+        segment: &Segment,
+    ) -> Result<bool, StoreError> {
+        if self.ids.is_empty() || segment.position > self.last_position {
+            return Ok(false);
+        }
+        if self.by_session.len() > MAX_SESSION_LOOKUPS {
+            return Ok(true);
+        }
+        contains_any(transaction, tenant, segment, self.by_session.keys().map(index_terms::session_term))
+            .await
+    }
+
+    /// Returns the ascending numbers of the messages of a segment that are to be removed.
+    pub(super) async fn find_in(
+        &self,
+        transaction: &mut Transaction,
+        tenant: &TenantId,
+        segment: &Segment,
+    ) -> Result<Vec<u32>, StoreError> {
+        if !self.may_affect(transaction, tenant, segment).await? {
+            return Ok(Vec::new());
+        }
+        let range = KeyRange::all_messages();
+        let mut messages = Vec::new();
+        for (_, page) in
+            read_pages(transaction, tenant, page_ranges([(segment.id, &range)].into_iter())).await?
+        {
+            collect_messages(&page, &mut messages).map_err(damaged)?;
+        }
+        messages.retain(|(_, message)| self.contain(segment.position, message));
+        let mut numbers: Vec<u32> = messages.into_iter().map(|(number, _)| number).collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Returns `true` if a message of a row or segment is to be removed.
+    pub(super) fn contain(&self, position: i64, message: &MessageRef) -> bool {
+        let of_session = self.by_session.get(&message.session);
+        of_session
+            .into_iter()
+            .flatten()
+            .any(|(first, last, through)| position <= *through && (*first..=*last).contains(&message.seq))
+    }
+}
+
+/// Removes the messages of a session from `$3` to `$4` from the index, in a transaction that has locked the session. After it,
+/// [`Store::apply_removals`] must be called.
+pub(super) const REMOVE_FROM_INDEX: Sql = Sql {
+    postgres: "SELECT remove_from_index($1, $2, $3, $4)",
+    sqlite: "INSERT INTO search_removal (tenant_id, session_id, first_seq, last_seq) VALUES ($1, $2, $3, $4)",
+};
+
+/// Rows of `search_recent`, or segments, that a segment replaces.
+#[derive(Debug, Default)]
+struct Sources {
+    recent: Vec<i64>,
+    segments: Vec<i64>,
+}
+
+/// A segment that replaces its sources.
+struct NewSegment {
+    position: i64,
+    analyzer: String,
+    messages: u32,
+    pages: Vec<Page>,
+}
+
+/// A segment is made of recent messages if there are so many, or [`MAX_RECENT_ROWS`].
+const MAX_RECENT_MESSAGES: usize = 4096;
+/// Largest number of messages that become a segment at once.
+const MAX_FLUSHED_MESSAGES: i64 = 16_384;
+/// Segments of so many messages at most are merged if there are so many of them. Larger ones stay, so that a removal writes a few
+/// megabytes at most.
+const MERGED: [(u32, usize); 3] = [(512, 8), (4096, 8), (16_384, 4)];
+/// Size of the pages that one statement inserts.
+const MAX_INSERTED_BYTES: usize = 256 * 1024;
+/// With more sessions to be removed, all segments are read completely.
+const MAX_SESSION_LOOKUPS: usize = 100;
+
+/// Condition of rows that an analyzer has made. During a rebuild, searches use those of the earlier analyzer.
+macro_rules! is_of_analyzer {
+    () => {
+        "($2 IS NULL OR analyzer = $2 OR EXISTS (SELECT 1 FROM search_analyzer WHERE rebuild_tenant IS NOT NULL))"
+    };
+}
+
+/// Reads the segments of a tenant, newest first. Without an analyzer, those of all.
+pub(super) async fn read_segments(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    analyzer: Option<&str>,
+) -> Result<Vec<Segment>, StoreError> {
+    const SELECT_SEGMENTS: &str = concat!(
+        "SELECT id, position, analyzer, messages FROM search_segments WHERE tenant_id = $1 AND ",
+        is_of_analyzer!(),
+        " ORDER BY position DESC, id DESC"
+    );
+    let statement = transaction.statement(SELECT_SEGMENTS).bind(tenant.as_str()).bind(analyzer);
+    let segment = |row: &AnyRow| {
+        let messages =
+            u32::try_from(row.field::<i64>("messages")?).map_err(StoreError::corrupt("a segment"))?;
+        Ok(Segment {
+            id: row.field("id")?,
+            position: row.field("position")?,
+            analyzer: row.field("analyzer")?,
+            messages,
+        })
+    };
+    statement.read_all().await?.iter().map(segment).collect()
+}
+
+/// Reads recent messages of a tenant: of the newest rows until there are `max_messages`. Without an analyzer, those of all.
+pub(super) async fn read_recent(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    analyzer: Option<&str>,
+    max_messages: i64,
+) -> Result<RecentMessages, StoreError> {
+    macro_rules! select_recent {
+        ($columns:literal) => {
+            concat!(
+                "SELECT id, analyzer, ", $columns, ", CAST(total AS bigint) AS total FROM (
+                    SELECT *, sum(messages) OVER (ORDER BY id DESC) - messages AS before, sum(messages) OVER () AS total
+                    FROM search_recent WHERE tenant_id = $1 AND ", is_of_analyzer!(), "
+                ) AS r WHERE before < $3 ORDER BY id"
+            )
+        };
+    }
+    const SELECT_RECENT: Sql = Sql {
+        postgres: select_recent!("sessions, users, seqs, times, terms"),
+        sqlite: select_recent!("entries"),
+    };
+    let statement =
+        transaction.statement(SELECT_RECENT).bind(tenant.as_str()).bind(analyzer).bind(max_messages);
+    let mut recent = RecentMessages::default();
+    for row in &statement.read_all().await? {
+        let id = row.field("id")?;
+        recent.rows.push((id, row.field("analyzer")?));
+        recent.unread = row.field("total")?;
+        decode_recent(row, id, &mut recent.messages)?;
+    }
+    recent.unread -= to_i64(recent.messages.len());
+    Ok(recent)
+}
+
+/// Decodes the messages of a row.
+fn decode_recent(row: &AnyRow, id: i64, messages: &mut Vec<RecentMessage>) -> Result<(), StoreError> {
+    /// Session, user, `seq`, time and terms.
+    #[derive(Deserialize)]
+    struct Entry(String, String, i64, i64, String);
+
+    let entries = match row {
+        AnyRow::Sqlite(row) => serde_json::from_str(row.field("entries")?)
+            .map_err(StoreError::corrupt("recent messages of the index"))?,
+        AnyRow::Postgres(row) => {
+            let texts = |column| row.try_get::<Vec<String>, _>(column);
+            let (seqs, times): (Vec<i64>, Vec<OffsetDateTime>) =
+                (row.try_get("seqs")?, row.try_get("times")?);
+            let entries =
+                texts("sessions")?.into_iter().zip(texts("users")?).zip(seqs).zip(times).zip(texts("terms")?);
+            let entry = |((((session, user), seq), time), terms)| {
+                Entry(session, user, seq, DbTime(time).micros(), terms)
+            };
+            entries.map(entry).collect::<Vec<_>>()
+        }
+    };
+    for Entry(session, user, seq, micros, terms) in entries {
+        let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
+        messages.push(RecentMessage { id, message: MessageRef { session, seq }, user, micros, terms });
+    }
+    Ok(())
+}
+
+impl Store {
+    /// Makes segments of recent messages, and merges segments, if there are many. Removes messages that are to be removed before.
+    pub(super) async fn compact_index(&self, tenant: &TenantId, analyzer: &str) -> Result<(), StoreError> {
+        self.apply_removals(tenant).await?;
+        let mut transaction = self.begin_snapshot(tenant).await?;
+        let recent = read_recent(&mut transaction, tenant, Some(analyzer), MAX_FLUSHED_MESSAGES).await?;
+        drop(transaction);
+        if recent.rows.len() >= MAX_RECENT_ROWS || recent.messages.len() >= MAX_RECENT_MESSAGES {
+            let RecentMessages { messages, rows, .. } = recent;
+            let sources = Sources { recent: rows.iter().map(|(id, _)| *id).collect(), segments: Vec::new() };
+            let position = sources.recent.first().copied().unwrap_or(0);
+            let analyzer = analyzer.to_owned();
+            let segment =
+                blocking::spawn_cpu(move || NewSegment::of_messages(position, analyzer, messages.iter()))
+                    .await;
+            if !self.replace(tenant, &sources, segment, true).await? {
+                return Ok(());
+            }
+        }
+        loop {
+            let mut transaction = self.begin_snapshot(tenant).await?;
+            let mut segments = read_segments(&mut transaction, tenant, Some(analyzer)).await?;
+            let merged = MERGED.iter().find_map(|(max_messages, number)| {
+                let is_small = |segment: &&Segment| segment.messages <= *max_messages;
+                (segments.iter().filter(is_small).count() >= *number).then_some((*max_messages, *number))
+            });
+            let Some((max_messages, number)) = merged else { return Ok(()) };
+            // The oldest ones, in the order in which their messages were indexed.
+            segments.retain(|segment| segment.messages <= max_messages);
+            segments.reverse();
+            segments.truncate(number);
+            let sources =
+                Sources { recent: Vec::new(), segments: segments.iter().map(|segment| segment.id).collect() };
+            let mut builder = SegmentBuilder::default();
+            for segment in &segments {
+                let pages = read_segment(&mut transaction, tenant, segment).await?;
+                builder = blocking::spawn_cpu(move || {
+                    builder.add_segment(pages.iter().map(Vec::as_slice), |_| true).map(|()| builder)
+                })
+                .await
+                .map_err(damaged)?;
+            }
+            drop(transaction);
+            let position = segments.first().map_or(0, |segment| segment.position);
+            let segment = NewSegment::write(position, analyzer.to_owned(), builder).await;
+            if !self.replace(tenant, &sources, segment, true).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes the messages that are to be removed from the index.
+    pub(super) async fn apply_removals(&self, tenant: &TenantId) -> Result<(), StoreError> {
+        const DELETE_REMOVALS: Sql = Sql {
+            postgres: "DELETE FROM search_removals WHERE tenant_id = $1
+                AND id = ANY (ARRAY(SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST($2 AS json))))",
+            sqlite: "DELETE FROM search_removals WHERE tenant_id = $1 AND id IN (SELECT value FROM json_each($2))",
+        };
+        loop {
+            let mut transaction = self.begin_snapshot(tenant).await?;
+            let removals = Removals::read(&mut transaction, tenant).await?;
+            if removals.ids.is_empty() {
+                return Ok(());
+            }
+            let recent = read_recent(&mut transaction, tenant, None, i64::MAX).await?;
+            let segments = read_segments(&mut transaction, tenant, None).await?;
+            let mut affected = Vec::new();
+            for segment in segments {
+                if removals.may_affect(&mut transaction, tenant, &segment).await? {
+                    affected.push(segment);
+                }
+            }
+            drop(transaction);
+            if self.remove_from_recent(tenant, &recent, &removals).await?
+                && self.remove_from_segments(tenant, affected, &removals).await?
+            {
+                let ids = json!(removals.ids).to_string();
+                self.statement(tenant, DELETE_REMOVALS).bind(ids).execute().await?;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Replaces the rows of `search_recent` with messages that are to be removed. Returns `false` if one does not exist any more.
+    async fn remove_from_recent(
+        &self,
+        tenant: &TenantId,
+        recent: &RecentMessages,
+        removals: &Removals,
+    ) -> Result<bool, StoreError> {
+        for (id, analyzer) in &recent.rows {
+            let of_row = || recent.messages.iter().filter(|message| message.id == *id);
+            if of_row().any(|message| removals.contain(*id, &message.message)) {
+                let kept = of_row().filter(|message| !removals.contain(*id, &message.message));
+                let segment = NewSegment::of_messages(*id, analyzer.clone(), kept);
+                let sources = Sources { recent: vec![*id], segments: Vec::new() };
+                if !self.replace(tenant, &sources, segment, false).await? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Replaces segments with messages that are to be removed. Returns `false` if one does not exist any more.
+    async fn remove_from_segments(
+        &self,
+        tenant: &TenantId,
+        segments: Vec<Segment>,
+        removals: &Removals,
+    ) -> Result<bool, StoreError> {
+        for segment in segments {
+            let mut transaction = self.begin_snapshot(tenant).await?;
+            let pages = read_segment(&mut transaction, tenant, &segment).await?;
+            drop(transaction);
+            let mut builder = SegmentBuilder::default();
+            let is_kept = |message: &MessageRef| !removals.contain(segment.position, message);
+            builder.add_segment(pages.iter().map(Vec::as_slice), is_kept).map_err(damaged)?;
+            if builder.len() == segment.messages {
+                continue;
+            }
+            let sources = Sources { recent: Vec::new(), segments: vec![segment.id] };
+            let new = NewSegment::write(segment.position, segment.analyzer, builder).await;
+            if !self.replace(tenant, &sources, new, false).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Replaces rows and segments by a segment, if that has messages. Returns `false`, and changes nothing, if one of them does not exist any
+    /// more, or if nothing may be removed from the index and something is to be removed.
+    async fn replace(
+        &self,
+        tenant: &TenantId,
+        sources: &Sources,
+        new: NewSegment,
+        without_removals: bool,
+    ) -> Result<bool, StoreError> {
+        macro_rules! delete_sources {
+            ($table:literal) => {
+                Sql {
+                    postgres: concat!(
+                        "DELETE FROM ", $table, " = ANY (
+                            ARRAY(SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST($2 AS json))))
+                            AND tenant_id = $1"
+                    ),
+                    sqlite: concat!("DELETE FROM ", $table, " IN (SELECT value FROM json_each($2)) AND tenant_id = $1"),
+                }
+            };
+        }
+        const DELETE_RECENT: Sql = delete_sources!("search_recent WHERE id");
+        const DELETE_SEGMENTS: Sql = delete_sources!("search_segments WHERE id");
+        const DELETE_PAGES: Sql = delete_sources!("search_pages WHERE segment_id");
+        const HAS_REMOVALS: &str = "SELECT 1 AS found FROM search_removals WHERE tenant_id = $1 LIMIT 1";
+        let Sources { recent, segments } = sources;
+        let replace = async || {
+            let mut transaction = self.begin_index_write(tenant).await?;
+            for (sql, ids) in [(DELETE_RECENT, recent), (DELETE_SEGMENTS, segments)] {
+                let statement = transaction.statement(sql).bind(tenant.as_str()).bind(json!(ids).to_string());
+                if !ids.is_empty() && statement.execute().await? != ids.len() as u64 {
+                    return Ok(false);
+                }
+            }
+            if without_removals
+                && transaction.statement(HAS_REMOVALS).bind(tenant.as_str()).read().await?.is_some()
+            {
+                return Ok(false);
+            }
+            if !segments.is_empty() {
+                let statement = transaction.statement(DELETE_PAGES).bind(tenant.as_str());
+                statement.bind(json!(segments).to_string()).execute().await?;
+            }
+            new.insert(&mut transaction, tenant).await?;
+            transaction.commit().await?;
+            Ok(true)
+        };
+        retry_on_deadlock(replace).await
+    }
+}
+
+impl NewSegment {
+    fn of_messages<'m>(
+        position: i64,
+        analyzer: String,
+        messages: impl Iterator<Item = &'m RecentMessage>,
+    ) -> Self {
+        let mut builder = SegmentBuilder::default();
+        for message in messages {
+            let filter_terms: Vec<String> = message.filter_terms().collect();
+            let terms = message.terms.split(' ').chain(filter_terms.iter().map(String::as_str));
+            builder.add(message.message.clone(), terms);
+        }
+        Self { position, analyzer, messages: builder.len(), pages: builder.finish() }
+    }
+
+    async fn write(position: i64, analyzer: String, builder: SegmentBuilder) -> Self {
+        let messages = builder.len();
+        let pages = blocking::spawn_cpu(move || builder.finish()).await;
+        Self { position, analyzer, messages, pages }
+    }
+
+    async fn insert(&self, transaction: &mut Transaction, tenant: &TenantId) -> Result<(), StoreError> {
+        const INSERT_SEGMENT: &str = "\
+            INSERT INTO search_segments (tenant_id, position, analyzer, messages) VALUES ($1, $2, $3, $4) RETURNING id";
+        /// `$3` are the keys and pages one after another, and `$4` lists of the first byte and of the lengths of each key and page.
+        macro_rules! insert_pages {
+            ($elements:literal, $integer:literal) => {
+                concat!(
+                    "INSERT INTO search_pages (tenant_id, segment_id, first_key, page)
+                    SELECT $1, $2, substr($3, first_byte, key_bytes), substr($3, first_byte + key_bytes, page_bytes) FROM (
+                        SELECT CAST(value ->> 0 AS ", $integer, ") AS first_byte, CAST(value ->> 1 AS ", $integer, ") AS key_bytes,
+                            CAST(value ->> 2 AS ", $integer, ") AS page_bytes
+                        FROM ", $elements, "
+                    ) AS p"
+                )
+            };
+        }
+        const INSERT_PAGES: Sql = Sql {
+            postgres: insert_pages!("json_array_elements(CAST($4 AS json))", "integer"),
+            sqlite: insert_pages!("json_each($4)", "INTEGER"),
+        };
+        if self.messages == 0 {
+            return Ok(());
+        }
+        let statement = transaction.statement(INSERT_SEGMENT).bind(tenant.as_str()).bind(self.position);
+        let statement = statement.bind(self.analyzer.as_str()).bind(i64::from(self.messages));
+        let row = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?;
+        let id: i64 = row.field("id")?;
+        let mut pages = self.pages.iter().peekable();
+        while pages.peek().is_some() {
+            let (mut bytes, mut lengths) = (Vec::new(), Vec::new());
+            while let Some(Page { first_key, bytes: page }) =
+                pages.next_if(|_| bytes.len() < MAX_INSERTED_BYTES)
+            {
+                lengths.push([bytes.len() + 1, first_key.len(), page.len()]);
+                bytes.extend_from_slice(first_key);
+                bytes.extend_from_slice(page);
+            }
+            let statement = transaction.statement(INSERT_PAGES).bind(tenant.as_str()).bind(id);
+            statement.bind(bytes).bind(json!(lengths).to_string()).execute().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads all pages of a segment. They are complete, because a transaction reads a snapshot, or else the segment was replaced, and its
+/// replacement fails.
+async fn read_segment(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    segment: &Segment,
+) -> Result<Vec<Vec<u8>>, StoreError> {
+    const SELECT_ALL_PAGES: &str =
+        "SELECT page FROM search_pages WHERE tenant_id = $1 AND segment_id = $2 ORDER BY first_key";
+    let statement = transaction.statement(SELECT_ALL_PAGES).bind(tenant.as_str()).bind(segment.id);
+    let rows = statement.read_all().await?;
+    Ok(rows.iter().map(|row| row.field("page")).collect::<Result<_, _>>()?)
+}
+
+/// Reads the pages that can contain keys of ranges: the last one that begins at or before the range, and those that begin within it.
+/// Ranges are one JSON text: place, segment, and both keys as hexadecimal digits. `OFFSET 0` forces an index scan for each range.
+const SELECT_PAGES: Sql = Sql {
+    postgres: "\
+        WITH wanted AS MATERIALIZED (
+            SELECT CAST(value ->> 0 AS bigint) AS place, CAST(value ->> 1 AS bigint) AS segment_id,
+                decode(value ->> 2, 'hex') AS first_key, decode(value ->> 3, 'hex') AS last_key
+            FROM json_array_elements(CAST($2 AS json))
+        )
+        SELECT w.place, p.page FROM wanted AS w CROSS JOIN LATERAL (
+            SELECT p.page FROM search_pages AS p
+            WHERE p.tenant_id = $1 AND p.segment_id = w.segment_id AND p.first_key <= w.last_key AND p.first_key >= (
+                SELECT f.first_key FROM search_pages AS f
+                WHERE f.tenant_id = $1 AND f.segment_id = w.segment_id AND f.first_key <= w.first_key
+                ORDER BY f.first_key DESC LIMIT 1
+            ) OFFSET 0
+        ) AS p",
+    sqlite: "\
+        WITH wanted AS MATERIALIZED (
+            SELECT value ->> 0 AS place, value ->> 1 AS segment_id, unhex(value ->> 2) AS first_key,
+                unhex(value ->> 3) AS last_key
+            FROM json_each($2)
+        )
+        SELECT w.place, p.page FROM wanted AS w CROSS JOIN search_pages AS p
+            ON p.segment_id = w.segment_id AND p.first_key <= w.last_key AND p.first_key >= (
+                SELECT f.first_key FROM search_pages AS f
+                WHERE f.segment_id = w.segment_id AND f.first_key <= w.first_key ORDER BY f.first_key DESC LIMIT 1
+            )
+        WHERE p.tenant_id = $1",
+};
+
+pub(super) fn damaged(error: DamagedPage) -> StoreError {
+    StoreError::corrupt("the search index")(error)
+}
+
+/// Returns `true` if a segment has a message with any of these terms.
+async fn contains_any(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    segment: &Segment,
+    terms: impl Iterator<Item = String>,
+) -> Result<bool, StoreError> {
+    let ranges: Vec<KeyRange> = terms.map(|term| KeyRange::exact(&term)).collect();
+    let wanted = page_ranges(ranges.iter().map(|range| (segment.id, range)));
+    let mut numbers = Vec::new();
+    for (place, page) in read_pages(transaction, tenant, wanted).await? {
+        if let Some(range) = ranges.get(place) {
+            collect_numbers(&page, range, &mut numbers).map_err(damaged)?;
+        }
+    }
+    Ok(!numbers.is_empty())
+}
+
+/// Returns ranges of keys in segments as a parameter of [`SELECT_PAGES`].
+pub(super) fn page_ranges<'r>(ranges: impl Iterator<Item = (i64, &'r KeyRange)>) -> Vec<Value> {
+    let range = |(place, (segment, range)): (usize, (i64, &KeyRange))| {
+        json!([place, segment, hex::encode(&range.first), hex::encode(&range.last)])
+    };
+    ranges.enumerate().map(range).collect()
+}
+
+/// Returns the pages that can contain keys of ranges, each with the place of its range.
+pub(super) async fn read_pages(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    wanted: Vec<Value>,
+) -> Result<Vec<(usize, Vec<u8>)>, StoreError> {
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let wanted = Value::from(wanted);
+    let statement = transaction.statement(SELECT_PAGES).bind(tenant.as_str()).bind(wanted.to_string());
+    let rows = statement.read_all().await?;
+    let page = |row: &AnyRow| {
+        let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
+        Ok((place, row.field("page")?))
+    };
+    rows.iter().map(page).collect()
+}
