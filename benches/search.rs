@@ -1,9 +1,9 @@
 //! Cost of search on each store: `scripts/postgres cargo bench --bench search`.
 //!
 //! `indexing` measures the cost of indexing: it stores the same exchanges alternately in a service with an index and in one without.
-//! A round ends when all its messages are indexed, so background work is included. `large` and `small` measure the duration of
-//! searches with warm caches in a million messages (`-- 100000` for fewer): of one tenant, and of 10,000 tenants with 100 messages
-//! each. They fail if the median of a kind of query is 15 ms or more, or its 99th percentile 60 ms or more. `-- large postgres` runs
+//! A round ends with a search, which reads the recent messages. The index worker makes segments meanwhile. `large` and `small`
+//! measure the duration of searches with warm caches in a million messages (`-- 100000` for fewer): of one tenant, and of 10,000
+//! tenants with 100 messages each. They fail if the median of a kind of query is 15 ms or more, or its 99th percentile 60 ms or more. `-- large postgres` runs
 //! one part on one store; without such words, all parts run on both. With `PRECIS_TEST_POSTGRES_DURABLE=1`, Postgres flushes every
 //! commit, as in production; SQLite always does.
 #![expect(clippy::print_stdout, reason = "the result of a benchmark")]
@@ -28,7 +28,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const MESSAGES: usize = 1_000_000;
 const MESSAGES_PER_SESSION: usize = 10_000;
 const MESSAGES_PER_TENANT: usize = 100;
-/// Exchanges per round: more than fit into one batch of the index worker.
+/// Exchanges per round: enough for many segments.
 const EXCHANGES_PER_ROUND: usize = 1000;
 const MEASURED_ROUNDS: usize = 10;
 const WARMUP_ROUNDS: usize = 2;
@@ -177,7 +177,7 @@ async fn measure_indexing(store: &str, with: &str, without: &str) {
                 round_durations.push(service.request(Method::POST, &path, Some(exchange.clone())).await);
             }
             if index == 1 {
-                // A search indexes all pending messages first.
+                // A search reads the messages that are in no segment yet.
                 service.request(Method::GET, "/search?q=nobodysaidthis", None).await;
             }
             if round >= WARMUP_ROUNDS {

@@ -158,7 +158,7 @@ def violations(results):
         checks = [
             ((outcome["rejected_ms"]["p50"] or 0) >= 50, "the median rejection took 50 ms or more"),
             (outcome["failed"] + outcome["broken"] > 0, "some requests failed or got no response"),
-            # The search index is completed after exchanges, which delays the next ones.
+            # Segments of the search index are made and merged after exchanges, which delays the next ones.
             (outcome["recovery_seconds"] >= 1 and outcome["workload"] != "exchange", "it did not recover within one second"),
             (growth > 1.25, f"memory grew by the factor {growth:.2f}"),
         ]
