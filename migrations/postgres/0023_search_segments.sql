@@ -16,6 +16,7 @@ CREATE TABLE search_recent (
     id        bigint GENERATED ALWAYS AS IDENTITY,
     analyzer  text NOT NULL,
     messages  bigint NOT NULL,
+    bytes     bigint NOT NULL,   -- size of the terms
     sessions  text[] NOT NULL,
     users     text[] NOT NULL,
     seqs      bigint[] NOT NULL,
@@ -37,6 +38,7 @@ CREATE TABLE search_segments (
     position  bigint NOT NULL,
     analyzer  text NOT NULL,
     messages  bigint NOT NULL,
+    bytes     bigint NOT NULL,   -- size of the pages
     PRIMARY KEY (tenant_id, id)
 );
 
@@ -174,8 +176,8 @@ BEGIN
         RETURN 0;
     END IF;
     unchanged := ARRAY(SELECT advance_index(of_tenant, ranges));
-    INSERT INTO search_recent (tenant_id, analyzer, messages, sessions, users, seqs, times, terms)
-    SELECT of_tenant, new_analyzer, count(*), array_agg(e.session_id), array_agg(e.user_id), array_agg(e.seq), array_agg(e.created_at),
+    INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, seqs, times, terms)
+    SELECT of_tenant, new_analyzer, count(*), sum(octet_length(e.terms)), array_agg(e.session_id), array_agg(e.user_id), array_agg(e.seq), array_agg(e.created_at),
         array_agg(e.terms)
     FROM (
         SELECT r.session_id, e.entry ->> 1 AS user_id, CAST(e.entry ->> 2 AS bigint) AS seq, timestamptz 'epoch'
@@ -200,6 +202,7 @@ CREATE OR REPLACE FUNCTION mark_next_sessions(of_tenant text, after_session text
 DECLARE
     last_session text;
     next_tenant text;
+    replaced bigint[];
 BEGIN
     PERFORM FROM search_analyzer WHERE rebuild_tenant = of_tenant AND rebuild_session = after_session FOR UPDATE;
     IF NOT FOUND THEN
@@ -208,9 +211,16 @@ BEGIN
     PERFORM set_config('precis.tenant', of_tenant, true);
     last_session := mark_sessions(of_tenant, after_session, max_sessions);
     IF last_session IS NULL THEN
-        DELETE FROM search_recent WHERE tenant_id = of_tenant;
-        DELETE FROM search_segments WHERE tenant_id = of_tenant;
-        DELETE FROM search_pages WHERE tenant_id = of_tenant;
+        -- Some at a time. The lock waits for a merge that replaces some of them, whose result follows in the next call.
+        replaced := ARRAY(SELECT id FROM search_segments WHERE tenant_id = of_tenant ORDER BY id LIMIT 16 FOR UPDATE);
+        DELETE FROM search_pages WHERE tenant_id = of_tenant AND segment_id = ANY (replaced);
+        DELETE FROM search_segments WHERE tenant_id = of_tenant AND id = ANY (replaced);
+        DELETE FROM search_recent WHERE tenant_id = of_tenant AND id = ANY (
+            ARRAY(SELECT id FROM search_recent WHERE tenant_id = of_tenant ORDER BY id LIMIT 64)
+        );
+        IF FOUND OR cardinality(replaced) > 0 THEN
+            RETURN;
+        END IF;
         SELECT min(tenant_id) INTO next_tenant FROM tenants WHERE tenant_id > of_tenant;
         UPDATE search_analyzer
         SET rebuild_tenant = next_tenant, rebuild_session = CASE WHEN next_tenant IS NOT NULL THEN '' END;
@@ -333,8 +343,8 @@ BEGIN
                         AS w (place, position, role, call_ids, result_of, tokens, message, created_at)
                     JOIN appended AS a ON a.place = w.place
             ), inserted_entries AS (
-                INSERT INTO search_recent (tenant_id, analyzer, messages, sessions, users, seqs, times, terms)
-                SELECT of_tenant, analyzer, count(*), array_agg(e.session_id), array_agg(e.user_id), array_agg(e.seq),
+                INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, seqs, times, terms)
+                SELECT of_tenant, analyzer, count(*), sum(octet_length(e.terms)), array_agg(e.session_id), array_agg(e.user_id), array_agg(e.seq),
                     array_agg(e.created_at), array_agg(e.terms)
                 FROM (
                     SELECT a.session_id, a.user_id, a.last_seq - group_counts[a.place] + w.position AS seq,

@@ -20,6 +20,7 @@ CREATE TABLE search_recent (
     tenant_id TEXT NOT NULL,
     analyzer  TEXT NOT NULL,
     messages  INTEGER NOT NULL,
+    bytes     INTEGER NOT NULL,   -- size of the terms
     entries   TEXT NOT NULL
 ) STRICT;
 CREATE INDEX search_recent_by_tenant ON search_recent (tenant_id, id);
@@ -31,9 +32,10 @@ CREATE TABLE search_segments (
     tenant_id TEXT NOT NULL,
     position  INTEGER NOT NULL,
     analyzer  TEXT NOT NULL,
-    messages  INTEGER NOT NULL
+    messages  INTEGER NOT NULL,
+    bytes     INTEGER NOT NULL   -- size of the pages
 ) STRICT;
-CREATE INDEX search_segments_by_tenant ON search_segments (tenant_id, id);
+CREATE INDEX search_segments_by_tenant ON search_segments (tenant_id, position);
 
 -- The pages of segments.
 CREATE TABLE search_pages (

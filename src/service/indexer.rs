@@ -14,6 +14,8 @@ use tokio::time::{Instant, timeout_at};
 /// Delay between the first new message and the work for it. Many messages together cost the database much less than one by one.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 const RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Interval after a check that failed.
+const RETRY_INTERVAL: Duration = Duration::from_mins(1);
 /// Interval between two checks for messages that other replicas have stored and not indexed, because they were killed.
 const CHECK_INTERVAL: Duration = Duration::from_mins(10);
 
@@ -40,7 +42,13 @@ impl IndexWorker {
         let (mut next_check, mut failed) = (Instant::now(), false);
         loop {
             let is_check_due = next_check <= Instant::now();
-            if let Err(error) = self.index(is_check_due).await {
+            let indexed = self.index(is_check_due).await;
+            if is_check_due {
+                // The check has noted all tenants with work, so that a failure of one does not hold up the others.
+                let interval = if indexed.is_ok() { CHECK_INTERVAL } else { RETRY_INTERVAL };
+                next_check = Instant::now() + interval;
+            }
+            if let Err(error) = indexed {
                 // Only the first of consecutive failures is logged as a warning, and none of an unreachable database,
                 // because failing requests report it.
                 if failed || matches!(error, StoreError::Unavailable(_)) {
@@ -53,9 +61,6 @@ impl IndexWorker {
                 continue;
             }
             failed = false;
-            if is_check_due {
-                next_check = Instant::now() + CHECK_INTERVAL;
-            }
             _ = timeout_at(next_check, self.wakeup.notified()).await;
             tokio::time::sleep(DEBOUNCE).await;
         }
@@ -76,8 +81,7 @@ impl IndexWorker {
                 "indexing the messages that are missing from the search index"
             );
         }
-        // Under a steady load, some messages are missing at any time. A batch for these few would cost more than the debounce saves.
-        while self.store.index_batch().await?.is_some_and(|batch| !batch.is_last) {}
+        while self.store.index_batch().await?.is_some() {}
         if is_incomplete {
             self.record(&self.store.index_state().await?);
             tracing::info!("the search index is complete");

@@ -48,9 +48,9 @@ impl MemoryService {
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<(), Error> {
         let (this, tenant, user) = (self.clone(), tenant.clone(), user.clone());
         let erase = async move {
-            let erased = this.without_permit(this.store.erase_user(&tenant, &user)).await?;
+            let erased = this.without_permit(this.store.erase_user(&tenant, &user)).await;
             this.context_cache.forget_user(&tenant, &user);
-            if erased { Ok(()) } else { Err(Error::UserNotFound) }
+            if erased? { Ok(()) } else { Err(Error::UserNotFound) }
         };
         complete_write(erase).await
     }

@@ -16,6 +16,9 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+/// Number of sessions after which their messages are removed from the index. Searches leave them out meanwhile.
+const MAX_ERASED_TOGETHER: u64 = 20;
+
 /// The name of the lease.
 const WORKER: &str = "retention";
 /// Longest wait for the statement that ends the lease, when the service stops.
@@ -285,7 +288,12 @@ impl RetentionWorker {
             let begun = Instant::now();
             for candidate in page.iter().filter(|candidate| candidate.is_expired) {
                 match self.erase(tenant, &candidate.position.session, now).await {
-                    Ok(true) => erased += 1,
+                    Ok(true) => {
+                        erased += 1;
+                        if erased % MAX_ERASED_TOGETHER == 0 {
+                            self.service.store.remove_erased_traces(tenant).await?;
+                        }
+                    }
                     Ok(false) => {}
                     Err(error @ StoreError::Unavailable(_)) => return Err(error.into()),
                     // The next search finds the session again.

@@ -12,7 +12,6 @@ use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::Query;
 use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
-use crate::storage::Store;
 use crate::storage::search::{IndexSnapshot, MissingMessages};
 use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
@@ -91,16 +90,16 @@ impl MemoryService {
         let own = self.config.search.ok_or(Error::SearchDisabled)?;
         let mut query = Query::parse(own, &request.text)?;
         capacity::claim(SEARCH_MEMORY).await?;
-        // The statements keep a core busy if the database is part of the process.
-        let thread = match *self.store {
-            Store::Sqlite(_) => capacity::current().thread(SEARCH_MEMORY as u64).await,
-            Store::Postgres(_) => None,
-        };
+        // A search has a thread until it has read the index: if it waited for one while it has a connection, searches that wait for a
+        // connection could have all threads.
+        let thread = capacity::current().thread(SEARCH_MEMORY as u64).await;
         let mut filter = request.filter;
-        let missing =
-            self.store.missing_messages(tenant, &filter, MAX_UNINDEXED_MESSAGES, MAX_UNINDEXED_BYTES);
-        let MissingMessages { analyzer: version, newest, others: unsearched_messages } = missing.await?;
-        let analyzer = analyzer_for(&version, own).ok_or(Error::UnknownAnalyzer(version))?;
+        let mut index = self.store.index_snapshot(tenant).await?;
+        let MissingMessages { newest, others } =
+            index.missing_messages(&filter, MAX_UNINDEXED_MESSAGES, MAX_UNINDEXED_BYTES).await?;
+        let unsearched_messages = others + index.unread_messages;
+        let analyzer = analyzer_for(&index.analyzer, own)
+            .ok_or_else(|| Error::UnknownAnalyzer(index.analyzer.clone()))?;
         if analyzer != own {
             query = Query::parse(analyzer, &request.text)?;
         }
@@ -111,11 +110,8 @@ impl MemoryService {
         let limit = request.limit.min(MAX_LIMIT);
         // Hits beyond the limit can become the best ones.
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
-        let mut index = self.store.index_snapshot(tenant, &analyzer.version()).await?;
-        let unsearched_messages = unsearched_messages + index.unread_messages;
         let Candidates { entries, weights } =
             select_candidates(&mut index, &filter, analyzer, &query, &read.candidates).await?;
-        drop(thread);
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
         for chunk in entries.chunks(MAX_RANKED) {
             let located = index.locate(chunk).await?;
@@ -134,6 +130,7 @@ impl MemoryService {
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
         drop(index);
+        drop(thread);
         ranked.truncate(ranked_hits);
         let found =
             || ranked.iter().filter_map(|(index, score)| Some((read.candidates.get(*index)?, *score)));

@@ -77,10 +77,10 @@ impl MemoryService {
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), Error> {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let erase = async move {
-            let erased = this.without_permit(this.store.erase_session(&tenant, &session)).await?;
+            let erased = this.without_permit(this.store.erase_session(&tenant, &session)).await;
             this.context_cache.forget_session(&tenant, &session);
             this.context_cache.forget_branches(&tenant, &session);
-            if erased { Ok(()) } else { Err(Error::SessionNotFound) }
+            if erased? { Ok(()) } else { Err(Error::SessionNotFound) }
         };
         complete_write(erase).await
     }

@@ -130,6 +130,9 @@ impl Store {
         let hidden = self.hidden_sessions(tenant).await?;
         if was_known || !hidden.is_empty() {
             self.remove_erased(tenant, &hidden).await?;
+        } else {
+            // An interrupted erasure may have left entries of the index.
+            self.apply_removals(tenant).await?;
         }
         Ok(was_known)
     }

@@ -10,6 +10,7 @@ use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms;
 use foldhash::HashMap;
 use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,6 +31,10 @@ pub(super) struct IndexHints {
     tenants: Mutex<BTreeSet<TenantId>>,
     /// Number of rows that were added for each tenant since the last work for it.
     recent: Mutex<HashMap<TenantId, usize>>,
+    /// The tenant that the worker took last.
+    last_taken: Mutex<Option<TenantId>>,
+    /// The turn of [`Store::apply_removals`](super::Store::apply_removals).
+    pub(super) removals: tokio::sync::Mutex<()>,
 }
 
 /// There is work for the worker after so many rows. Each search reads them.
@@ -74,9 +79,16 @@ impl IndexHints {
         }
     }
 
-    /// Removes and returns one of the tenants that may have work for the worker.
+    /// Removes and returns one of the tenants that may have work for the worker, each in its turn.
     pub(super) fn take_tenant(&self) -> Option<TenantId> {
-        lock(&self.tenants).pop_first()
+        let (mut tenants, mut last) = (lock(&self.tenants), lock(&self.last_taken));
+        let following = last.as_ref().and_then(|last| {
+            tenants.range::<TenantId, _>((Bound::Excluded(last), Bound::Unbounded)).next().cloned()
+        });
+        let tenant = following.or_else(|| tenants.first().cloned())?;
+        tenants.remove(&tenant);
+        *last = Some(tenant.clone());
+        Some(tenant)
     }
 
     /// Returns the exchange with its terms, except if it is so large that others would wait for it.

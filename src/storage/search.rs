@@ -17,6 +17,7 @@ use foldhash::{HashMap, HashMapExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -56,7 +57,7 @@ impl SearchFilter {
 pub struct IndexEntry {
     /// 0 for the recent messages, otherwise the place of a segment from 1.
     part: usize,
-    number: std::cmp::Reverse<u32>,
+    number: Reverse<u32>,
 }
 
 /// The messages that match a query of the index.
@@ -70,8 +71,10 @@ pub struct IndexMatches {
 
 /// The state of the index of a tenant at one time.
 pub struct IndexSnapshot {
-    transaction: Transaction,
-    tenant: TenantId,
+    pub(super) transaction: Transaction,
+    pub(super) tenant: TenantId,
+    /// The analyzer version of the index. Empty if it has none.
+    pub analyzer: String,
     recent: Arc<[RecentMessage]>,
     /// Newest first.
     segments: Vec<segments::Segment>,
@@ -82,24 +85,27 @@ pub struct IndexSnapshot {
     pub unread_messages: i64,
 }
 
-/// Number of segments that are read first. Each further read has twice as many.
+/// Number of segments that are read first. Each further read has twice as many, up to a limit.
 const FIRST_SEGMENTS: usize = 4;
-/// Largest number of recent messages that a search reads. Usually there are a few hundred at most.
-const MAX_RECENT_MESSAGES: i64 = 20_000;
+const MAX_SEGMENTS: usize = 32;
+/// Largest size of the terms of the recent messages that a search reads. Usually there are a few hundred messages at most.
+const MAX_RECENT_BYTES: i64 = 8 * 1024 * 1024;
 /// Larger pages are decoded on a thread for computations.
 const MAX_INLINE_BYTES: usize = 256 * 1024;
 
 impl IndexSnapshot {
-    /// Returns the newest messages that match each query: at least `enough`, or all.
+    /// Returns the newest messages that match each query: `enough`, or all.
     pub async fn lookup(
         &mut self,
         filter: &SearchFilter,
         queries: &[TermQuery],
         enough: usize,
     ) -> Result<Vec<IndexMatches>, StoreError> {
-        let query = Arc::new(IndexQuery::new(filter.required_terms(), &filter.excluded_terms, queries));
+        let query = |queries: &[TermQuery]| {
+            Arc::new(IndexQuery::new(filter.required_terms(), &filter.excluded_terms, queries))
+        };
         let mut found: Vec<IndexMatches> = queries.iter().map(|_| IndexMatches::default()).collect();
-        let (recent, of_recent) = (Arc::clone(&self.recent), Arc::clone(&query));
+        let (recent, of_recent) = (Arc::clone(&self.recent), query(queries));
         let bytes = recent.iter().map(|message| message.terms.len()).sum();
         let evaluate = move || evaluate_recent(&of_recent, &recent);
         let matches = blocking::spawn_cpu_if_large(bytes, evaluate).await;
@@ -107,34 +113,51 @@ impl IndexSnapshot {
             let message = self.recent.get(*number as usize);
             message.is_some_and(|message| !self.removals.contain(message.id, &message.message))
         };
-        for (found, numbers) in found.iter_mut().zip(matches) {
-            found.extend(0, numbers.into_iter().filter(is_kept));
+        for (found, mut numbers) in found.iter_mut().zip(matches) {
+            numbers.retain(is_kept);
+            found.extend(0, &numbers, enough);
         }
+        let mut read_messages = vec![to_i64(self.recent.len()); queries.len()];
         let (mut read, mut step) = (0, FIRST_SEGMENTS);
-        let mut read_messages = to_i64(self.recent.len());
-        while read < self.segments.len() && found.iter().any(|found| found.entries.len() < enough) {
+        loop {
+            // A query that has found enough reads no further pages.
+            let open: Vec<usize> = (0..)
+                .zip(&found)
+                .filter(|(_, found)| found.entries.len() < enough)
+                .map(|(at, _)| at)
+                .collect();
             let part = self.segments.get(read..).unwrap_or_default();
             let part = part.get(..step.min(part.len())).unwrap_or_default();
-            let matches = evaluate_segments(&mut self.transaction, &self.tenant, part, &query).await?;
+            if open.is_empty() || part.is_empty() {
+                break;
+            }
+            let of_open: Vec<TermQuery> = open.iter().filter_map(|at| queries.get(*at)).cloned().collect();
+            let matches =
+                evaluate_segments(&mut self.transaction, &self.tenant, part, &query(&of_open)).await?;
             for (of_segment, segment) in matches.into_iter().zip(part) {
                 read += 1;
-                read_messages += i64::from(segment.messages);
                 let removed = self.removed.get(read - 1).map_or(&[][..], Vec::as_slice);
-                for (found, mut numbers) in found.iter_mut().zip(of_segment) {
-                    numbers.retain(|number| removed.binary_search(number).is_err());
-                    found.extend(read, numbers.into_iter());
+                for (at, mut numbers) in open.iter().zip(of_segment) {
+                    if !removed.is_empty() {
+                        numbers.retain(|number| removed.binary_search(number).is_err());
+                    }
+                    if let Some((found, read_messages)) = found.get_mut(*at).zip(read_messages.get_mut(*at)) {
+                        found.extend(read, &numbers, enough);
+                        *read_messages += i64::from(segment.messages);
+                    }
                 }
             }
-            step *= 2;
+            step = (step * 2).min(MAX_SEGMENTS);
         }
-        let unread: i64 = self.segments.iter().skip(read).map(|segment| i64::from(segment.messages)).sum();
-        for found in &mut found {
-            found.frequency = extrapolate(to_i64(found.entries.len()), read_messages, read_messages + unread);
+        let in_segments: i64 = self.segments.iter().map(|segment| i64::from(segment.messages)).sum();
+        let all = to_i64(self.recent.len()) + in_segments;
+        for (found, read_messages) in found.iter_mut().zip(read_messages) {
+            found.frequency = extrapolate(found.frequency, read_messages, all);
         }
         Ok(found)
     }
 
-    /// Returns the messages of entries, in order.
+    /// Returns the messages of entries, in order, except those that are to be removed.
     pub async fn locate(
         &mut self,
         entries: &[IndexEntry],
@@ -167,7 +190,11 @@ impl IndexSnapshot {
             } else {
                 self.recent.get(number as usize).map(|recent| recent.message.clone())
             };
-            located.push((*entry, message.ok_or(DamagedPage).map_err(damaged)?));
+            let message = message.ok_or(DamagedPage).map_err(damaged)?;
+            let position = segment_of(entry).map(|segment| segment.position);
+            if position.is_none_or(|position| !self.removals.contain(position, &message)) {
+                located.push((*entry, message));
+            }
         }
         Ok(located)
     }
@@ -184,17 +211,20 @@ impl IndexSnapshot {
         refs: &[MessageRef],
         max_bytes: i64,
     ) -> Result<Vec<(SessionId, StoredMessage)>, StoreError> {
-        let statement = self.transaction.statement(READ_SPANS).bind(self.tenant.as_str());
         let spans = spans_around(&self.tenant, refs, &[0..=0]);
-        let rows = bind_spans(statement, spans, max_bytes, LARGE_MESSAGE_BYTES, user).read_all().await?;
-        Ok(decode_spans(&rows)?.into_iter().map(|(_, session, message)| (session, message)).collect())
+        let (transaction, tenant) = (&mut self.transaction, &self.tenant);
+        let found = read_spans_in(transaction, tenant, user, spans, max_bytes, LARGE_MESSAGE_BYTES).await?;
+        Ok(found.into_iter().map(|(_, session, message)| (session, message)).collect())
     }
 }
 
 impl IndexMatches {
-    fn extend(&mut self, part: usize, numbers: impl DoubleEndedIterator<Item = u32>) {
-        let entry = |number| IndexEntry { part, number: std::cmp::Reverse(number) };
-        self.entries.extend(numbers.rev().map(entry));
+    /// Counts messages of a part, and adds the newest ones until there are enough.
+    fn extend(&mut self, part: usize, numbers: &[u32], enough: usize) {
+        let entry = |number: &u32| IndexEntry { part, number: Reverse(*number) };
+        let missing = enough.saturating_sub(self.entries.len());
+        self.entries.extend(numbers.iter().rev().take(missing).map(entry));
+        self.frequency += to_i64(numbers.len());
     }
 }
 
@@ -254,8 +284,6 @@ const LARGE_MESSAGE_BYTES: i64 = 128 * 1024;
 /// Messages that are missing from the index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MissingMessages {
-    /// The analyzer version of the index. Empty if it has none.
-    pub analyzer: String,
     pub newest: Vec<(SessionId, StoredMessage)>,
     /// Number of further missing messages.
     pub others: i64,
@@ -329,17 +357,16 @@ const READ_SPANS: Sql = Sql {
 struct PlacedMessage<'l>(i64, #[serde(borrow)] Cow<'l, str>, i64, i64, Option<String>);
 
 impl Store {
-    /// Returns a snapshot of what an analyzer has added to the index of a tenant.
-    pub async fn index_snapshot(
-        &self,
-        tenant: &TenantId,
-        analyzer: &str,
-    ) -> Result<IndexSnapshot, StoreError> {
+    /// Returns a snapshot of the index of a tenant.
+    pub async fn index_snapshot(&self, tenant: &TenantId) -> Result<IndexSnapshot, StoreError> {
+        const SELECT_VERSION: &str = "SELECT version FROM search_analyzer";
         let mut transaction = self.begin_search(tenant).await?;
-        let segments = segments::read_segments(&mut transaction, tenant, Some(analyzer)).await?;
+        let version = transaction.statement(SELECT_VERSION).read().await?;
+        let analyzer: String = version.map(|row| row.field("version")).transpose()?.unwrap_or_default();
+        let segments = segments::read_segments(&mut transaction, tenant, Some(&analyzer)).await?;
         let removals = Removals::read(&mut transaction, tenant).await?;
         let recent =
-            segments::read_recent(&mut transaction, tenant, Some(analyzer), MAX_RECENT_MESSAGES).await?;
+            segments::read_recent(&mut transaction, tenant, Some(&analyzer), MAX_RECENT_BYTES).await?;
         let mut removed = Vec::with_capacity(segments.len());
         for segment in &segments {
             removed.push(removals.find_in(&mut transaction, tenant, segment).await?);
@@ -347,6 +374,7 @@ impl Store {
         Ok(IndexSnapshot {
             transaction,
             tenant: tenant.clone(),
+            analyzer,
             recent: recent.messages.into(),
             segments,
             removed,
@@ -404,6 +432,19 @@ fn spans_around<'r>(
             (place, Span { tenant, session, origin, first, last })
         })
     })
+}
+
+/// Does the same as [`Store::read_spans`] in a transaction.
+pub(super) async fn read_spans_in(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    user: Option<&UserId>,
+    spans: impl Iterator<Item = (usize, Span<'_>)>,
+    max_bytes: i64,
+    large_bytes: i64,
+) -> Result<Vec<(usize, SessionId, StoredMessage)>, StoreError> {
+    let statement = transaction.statement(READ_SPANS).bind(tenant.as_str());
+    decode_spans(&bind_spans(statement, spans, max_bytes, large_bytes, user).read_all().await?)
 }
 
 /// Binds the parameters of [`READ_SPANS`] after the tenant.

@@ -5,7 +5,7 @@
 //! users, large exchanges and stores without search set the column, and the index worker adds the missing messages.
 
 use super::index_hints::IndexHints;
-use super::search::{MissingMessages, SearchFilter, Span};
+use super::search::{IndexSnapshot, MissingMessages, SearchFilter, Span, read_spans_in};
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError, StoredMessage, rows};
@@ -37,8 +37,6 @@ pub struct IndexState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexedBatch {
     pub messages: usize,
-    /// `true` if these were all missing messages at that time. On Postgres never, because other tenants may have more.
-    pub is_last: bool,
 }
 
 /// Returns the analyzer for messages and queries. All replicas must use the analyzer recorded in the index, not their own
@@ -58,14 +56,6 @@ const MAX_MISSING_SESSIONS: i64 = 5001;
 const MAX_MARKED_SESSIONS: i64 = 250;
 /// Delay before another attempt if others have changed all sessions of a batch.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
-
-/// The order of sessions with missing messages. A search reads the newest ones. The worker begins with the oldest ones, because an entry
-/// with a higher id means a later message.
-#[derive(Clone, Copy)]
-enum Order {
-    NewestFirst,
-    OldestFirst,
-}
 
 /// A session with missing messages.
 struct UnindexedSession {
@@ -126,8 +116,8 @@ const INDEX_BATCH: Sql = Sql {
             SELECT p.key AS part, s.tenant_id, s.session_id FROM jsonb_each($3) AS p CROSS JOIN sessions AS s ON ",
         is_unchanged!(),
         ")
-        INSERT INTO search_recent (tenant_id, analyzer, messages, entries)
-            SELECT u.tenant_id, $2, count(*), json_group_array(json_array(
+        INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
+            SELECT u.tenant_id, $2, count(*), sum(octet_length(e.value ->> 4)), json_group_array(json_array(
                 u.session_id, e.value ->> 1, e.value ->> 2, e.value ->> 3, e.value ->> 4) ORDER BY e.key)
             FROM jsonb_each($4) AS e CROSS JOIN unchanged AS u ON u.part = e.value ->> 0 GROUP BY u.tenant_id;
         UPDATE sessions AS s SET indexed_seq = nullif(p.value ->> 4, s.last_seq) FROM jsonb_each($3) AS p WHERE ",
@@ -145,7 +135,7 @@ macro_rules! is_at_position {
     };
 }
 
-/// Condition of the last statements of a rebuild.
+/// Condition of the last statements of a rebuild: all sessions are marked.
 macro_rules! is_last_position {
     () => {
         concat!(
@@ -161,9 +151,12 @@ macro_rules! is_last_position {
 const MARK_SESSIONS: Sql = Sql {
     postgres: "SELECT mark_next_sessions($1, $2, $3)",
     sqlite: concat!(
-        "DELETE FROM search_recent WHERE ", is_last_position!(),
-        "; DELETE FROM search_segments WHERE ", is_last_position!(),
-        "; DELETE FROM search_pages WHERE ", is_last_position!(),
+        "DELETE FROM search_recent WHERE id IN (SELECT id FROM search_recent ORDER BY id LIMIT 64) AND ",
+        is_last_position!(),
+        "; DELETE FROM search_pages WHERE segment_id IN (SELECT id FROM search_segments ORDER BY id LIMIT 16) AND ",
+        is_last_position!(),
+        "; DELETE FROM search_segments WHERE id IN (SELECT id FROM search_segments ORDER BY id LIMIT 16) AND ",
+        is_last_position!(),
         "; UPDATE sessions
         SET indexed_seq = iif(last_seq > 0 AND coalesce(fork_kind, '') <> 'rewind', 0, indexed_seq)
         WHERE ", is_at_position!(), " AND rowid IN (
@@ -175,14 +168,30 @@ const MARK_SESSIONS: Sql = Sql {
                 ORDER BY tenant_id, session_id LIMIT $3
             ) ORDER BY tenant_id DESC, session_id DESC LIMIT 1
         )
-        WHERE rebuild_tenant = $1 AND rebuild_session = $2"
+        WHERE rebuild_tenant = $1 AND rebuild_session = $2 AND (
+            EXISTS (SELECT 1 FROM sessions WHERE (tenant_id, session_id) > ($1, $2))
+            OR NOT EXISTS (SELECT 1 FROM search_recent) AND NOT EXISTS (SELECT 1 FROM search_segments)
+        )"
     ),
 };
 
 impl Store {
-    /// Returns the messages that are missing from the index, of the sessions with the most recent activity: at most
-    /// `max_messages`, until their JSON exceeds `max_bytes`. Considers only session and user of the filter. Counts the others in
-    /// [`MAX_MISSING_SESSIONS`] sessions.
+    /// Returns the sessions with missing messages, of all tenants if none is given, the least recently active ones first.
+    async fn unindexed_sessions(
+        &self,
+        tenant: Option<&TenantId>,
+        session: Option<&SessionId>,
+        limit: i64,
+    ) -> Result<Vec<UnindexedSession>, StoreError> {
+        let statement = match tenant {
+            Some(tenant) => self.statement(tenant, select_unindexed!("tenant_id = $1", oldest first)),
+            None => self.global_statement(select_unindexed!("$1 IS NULL", oldest first)).bind(None::<&str>),
+        };
+        let statement = statement.bind(session.map(SessionId::as_str)).bind(None::<&str>).bind(limit);
+        Ok(decode_unindexed(&statement.read_all().await?)?.1)
+    }
+
+    /// Returns the messages that are missing from the index, as [`IndexSnapshot::missing_messages`] does.
     pub async fn missing_messages(
         &self,
         tenant: &TenantId,
@@ -190,65 +199,8 @@ impl Store {
         max_messages: i64,
         max_bytes: i64,
     ) -> Result<MissingMessages, StoreError> {
-        let (session, user) = (filter.session.as_ref(), filter.user.as_ref());
-        let limits = (Order::NewestFirst, MAX_MISSING_SESSIONS);
-        let (analyzer, sessions) = self.unindexed_sessions(Some(tenant), session, user, limits).await?;
-        let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
-        let newest = self.read_missing(Some(tenant), &sessions, true, max_messages, max_bytes).await?;
-        let newest: Vec<_> = newest.into_iter().map(|(_, session, message)| (session, message)).collect();
-        Ok(MissingMessages { analyzer, others: missing - to_i64(newest.len()), newest })
-    }
-
-    /// Returns the version of the analyzer, and the sessions with missing messages, of all tenants if none is given.
-    async fn unindexed_sessions(
-        &self,
-        tenant: Option<&TenantId>,
-        session: Option<&SessionId>,
-        user: Option<&UserId>,
-        (order, limit): (Order, i64),
-    ) -> Result<(String, Vec<UnindexedSession>), StoreError> {
-        let statement = match (tenant, order) {
-            (Some(tenant), Order::NewestFirst) => {
-                self.statement(tenant, select_unindexed!("tenant_id = $1", newest first))
-            }
-            (Some(tenant), Order::OldestFirst) => {
-                self.statement(tenant, select_unindexed!("tenant_id = $1", oldest first))
-            }
-            (None, _) => {
-                self.global_statement(select_unindexed!("$1 IS NULL", oldest first)).bind(None::<&str>)
-            }
-        };
-        let statement = statement.bind(session.map(SessionId::as_str)).bind(user.map(UserId::as_str));
-        let rows = statement.bind(limit).read_all().await?;
-        let version = rows.first().map(|row| row.field::<Option<String>>("version")).transpose()?.flatten();
-        let sessions = rows.iter().filter_map(|row| unindexed_session(row).transpose());
-        Ok((version.unwrap_or_default(), sessions.collect::<Result<_, _>>()?))
-    }
-
-    /// Reads missing messages with the position of their session in `sessions`: `max_messages`, or as many as have `max_bytes`.
-    async fn read_missing(
-        &self,
-        tenant: Option<&TenantId>,
-        sessions: &[UnindexedSession],
-        newest: bool,
-        mut max_messages: i64,
-        max_bytes: i64,
-    ) -> Result<Vec<(usize, SessionId, StoredMessage)>, StoreError> {
-        let mut spans = Vec::new();
-        for (place, unindexed) in sessions.iter().enumerate() {
-            let count = unindexed.missing().min(max_messages);
-            max_messages -= count;
-            let UnindexedSession { tenant, session, indexed_seq, last_seq, .. } = unindexed;
-            let (origin, first) =
-                if newest { (*last_seq, last_seq - count + 1) } else { (0, indexed_seq + 1) };
-            if count > 0 {
-                spans.push((place, Span { tenant, session, origin, first, last: first + count - 1 }));
-            }
-        }
-        if spans.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.read_spans(tenant, None, spans.into_iter(), max_bytes, i64::MAX).await
+        let mut index = self.index_snapshot(tenant).await?;
+        index.missing_messages(filter, max_messages, max_bytes).await
     }
 
     /// Returns the state of the index.
@@ -352,12 +304,11 @@ impl Store {
         if let (Some(tenant), Ok(Some(_)) | Err(_)) = (of_tenant, &indexed) {
             self.note_unindexed(tenant);
         }
-        let indexed = indexed?;
         if let Some(tenant) = &tenant {
             self.compact_index(tenant, &analyzer.version()).await?;
         }
-        let indexed = indexed.or(tenant.as_ref().map(|_| IndexedBatch::default()));
-        Ok(indexed.map(|indexed| IndexedBatch { is_last: indexed.is_last && tenant.is_none(), ..indexed }))
+        let indexed = indexed?;
+        Ok(indexed.or(tenant.map(|_| IndexedBatch::default())))
     }
 
     /// Adds all missing messages of a session to the index.
@@ -387,12 +338,13 @@ impl Store {
         tenant: Option<&TenantId>,
         session: Option<&SessionId>,
     ) -> Result<Option<IndexedBatch>, StoreError> {
-        let limits = (Order::OldestFirst, MAX_BATCH_MESSAGES);
-        let (_, sessions) = self.unindexed_sessions(tenant, session, None, limits).await?;
-        let messages =
-            self.read_missing(tenant, &sessions, false, MAX_BATCH_MESSAGES, MAX_BATCH_BYTES).await?;
-        let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
-        let is_complete = missing == to_i64(messages.len()) && to_i64(sessions.len()) < MAX_BATCH_MESSAGES;
+        let sessions = self.unindexed_sessions(tenant, session, MAX_BATCH_MESSAGES).await?;
+        let spans = missing_spans(&sessions, false, MAX_BATCH_MESSAGES);
+        let messages = if spans.is_empty() {
+            Vec::new()
+        } else {
+            self.read_spans(tenant, None, spans.into_iter(), MAX_BATCH_BYTES, i64::MAX).await?
+        };
         let Batch { parts, entries } =
             blocking::spawn_cpu(move || analyze(analyzer, sessions, messages)).await;
         let Some((UnindexedSession { tenant, .. }, _)) = parts.first() else { return Ok(None) };
@@ -406,15 +358,67 @@ impl Store {
         let row = statement.bind(encoded).write_together().await?.ok_or(sqlx::Error::RowNotFound)?;
         let unchanged: i64 = row.field("sessions")?;
         for tenant in parts.iter().map(|(session, _)| &session.tenant).collect::<BTreeSet<_>>() {
-            self.hints().note_recent(tenant, to_i64(entries.len()));
+            self.hints().note_unindexed(tenant);
         }
         if unchanged == 0 {
             tokio::time::sleep(RETRY_DELAY).await;
             return Ok(Some(IndexedBatch::default()));
         }
-        let is_last = is_complete && unchanged == to_i64(parts.len());
-        Ok(Some(IndexedBatch { messages: entries.len(), is_last }))
+        Ok(Some(IndexedBatch { messages: entries.len() }))
     }
+}
+
+impl IndexSnapshot {
+    /// Returns the messages that are missing from the index, of the sessions with the most recent activity: at most
+    /// `max_messages`, until their JSON exceeds `max_bytes`. Considers only session and user of the filter. Counts the others in
+    /// [`MAX_MISSING_SESSIONS`] sessions.
+    pub async fn missing_messages(
+        &mut self,
+        filter: &SearchFilter,
+        max_messages: i64,
+        max_bytes: i64,
+    ) -> Result<MissingMessages, StoreError> {
+        let (tenant, transaction) = (&self.tenant, &mut self.transaction);
+        let statement = transaction.statement(select_unindexed!("tenant_id = $1", newest first));
+        let statement = statement.bind(tenant.as_str()).bind(filter.session.as_ref().map(SessionId::as_str));
+        let statement = statement.bind(filter.user.as_ref().map(UserId::as_str)).bind(MAX_MISSING_SESSIONS);
+        let (_, sessions) = decode_unindexed(&statement.read_all().await?)?;
+        let missing: i64 = sessions.iter().map(UnindexedSession::missing).sum();
+        let spans = missing_spans(&sessions, true, max_messages);
+        let newest = if spans.is_empty() {
+            Vec::new()
+        } else {
+            read_spans_in(transaction, tenant, None, spans.into_iter(), max_bytes, i64::MAX).await?
+        };
+        let newest: Vec<_> = newest.into_iter().map(|(_, session, message)| (session, message)).collect();
+        Ok(MissingMessages { others: missing - to_i64(newest.len()), newest })
+    }
+}
+
+/// Decodes the version of the analyzer, and the sessions with missing messages.
+fn decode_unindexed(rows: &[AnyRow]) -> Result<(String, Vec<UnindexedSession>), StoreError> {
+    let version = rows.first().map(|row| row.field::<Option<String>>("version")).transpose()?.flatten();
+    let sessions = rows.iter().filter_map(|row| unindexed_session(row).transpose());
+    Ok((version.unwrap_or_default(), sessions.collect::<Result<_, _>>()?))
+}
+
+/// Returns the spans of missing messages with the position of their session in `sessions`: of the newest or the oldest `max_messages`.
+fn missing_spans(
+    sessions: &[UnindexedSession],
+    newest: bool,
+    mut max_messages: i64,
+) -> Vec<(usize, Span<'_>)> {
+    let mut spans = Vec::new();
+    for (place, unindexed) in sessions.iter().enumerate() {
+        let count = unindexed.missing().min(max_messages);
+        max_messages -= count;
+        let UnindexedSession { tenant, session, indexed_seq, last_seq, .. } = unindexed;
+        let (origin, first) = if newest { (*last_seq, last_seq - count + 1) } else { (0, indexed_seq + 1) };
+        if count > 0 {
+            spans.push((place, Span { tenant, session, origin, first, last: first + count - 1 }));
+        }
+    }
+    spans
 }
 
 impl UnindexedSession {

@@ -34,6 +34,8 @@ pub(super) struct Segment {
     pub(super) position: i64,
     pub(super) analyzer: String,
     pub(super) messages: u32,
+    /// The size of its pages.
+    bytes: i64,
 }
 
 /// A message of a row of `search_recent`.
@@ -118,26 +120,48 @@ impl Removals {
             .await
     }
 
-    /// Returns the ascending numbers of the messages of a segment that are to be removed.
+    /// Returns the ascending numbers of the messages of a segment that are to be removed, so that they take no places of others. If there
+    /// are many removals, [`Self::contain`] removes these messages later.
     pub(super) async fn find_in(
         &self,
         transaction: &mut Transaction,
         tenant: &TenantId,
         segment: &Segment,
     ) -> Result<Vec<u32>, StoreError> {
-        if !self.may_affect(transaction, tenant, segment).await? {
-            return Ok(Vec::new());
+        let mut numbers = Vec::new();
+        if segment.position > self.last_position || self.by_session.len() > MAX_EXCLUDED_SESSIONS {
+            return Ok(numbers);
         }
-        let range = KeyRange::all_messages();
-        let mut messages = Vec::new();
-        for (_, page) in
-            read_pages(transaction, tenant, page_ranges([(segment.id, &range)].into_iter())).await?
-        {
-            collect_messages(&page, &mut messages).map_err(damaged)?;
+        let sessions: Vec<_> = self.by_session.iter().collect();
+        let terms = sessions.iter().map(|(session, _)| index_terms::session_term(session));
+        let ranges: Vec<KeyRange> = terms.map(|term| KeyRange::exact(&term)).collect();
+        let wanted = page_ranges(ranges.iter().map(|range| (segment.id, range)));
+        let mut reads_messages = false;
+        for (place, page) in read_pages(transaction, tenant, wanted).await? {
+            let (Some(range), Some((_, of_session))) = (ranges.get(place), sessions.get(place)) else {
+                continue;
+            };
+            let mut of_range = Vec::new();
+            collect_numbers(&page, range, &mut of_range).map_err(damaged)?;
+            // A removal from the first message on concerns all messages of the session that were indexed before.
+            if of_session.iter().any(|(first, _, through)| *first == 1 && segment.position <= *through) {
+                numbers.extend(of_range);
+            } else {
+                reads_messages |= !of_range.is_empty();
+            }
         }
-        messages.retain(|(_, message)| self.contain(segment.position, message));
-        let mut numbers: Vec<u32> = messages.into_iter().map(|(number, _)| number).collect();
+        if reads_messages {
+            let range = KeyRange::all_messages();
+            let mut messages = Vec::new();
+            let wanted = page_ranges(std::iter::once((segment.id, &range)));
+            for (_, page) in read_pages(transaction, tenant, wanted).await? {
+                collect_messages(&page, &mut messages).map_err(damaged)?;
+            }
+            messages.retain(|(_, message)| self.contain(segment.position, message));
+            numbers.extend(messages.into_iter().map(|(number, _)| number));
+        }
         numbers.sort_unstable();
+        numbers.dedup();
         Ok(numbers)
     }
 
@@ -175,15 +199,19 @@ struct NewSegment {
 
 /// A segment is made of recent messages if there are so many, or [`MAX_RECENT_ROWS`].
 const MAX_RECENT_MESSAGES: usize = 4096;
-/// Largest number of messages that become a segment at once.
-const MAX_FLUSHED_MESSAGES: i64 = 16_384;
-/// Segments of so many messages at most are merged if there are so many of them. Larger ones stay, so that a removal writes a few
-/// megabytes at most.
+/// Approximate size of the terms of the messages that become a segment at once.
+const MAX_FLUSHED_BYTES: i64 = 4 * 1024 * 1024;
+/// Segments with more pages together are not merged, so that a merge or a removal writes a few megabytes at most. A row of recent messages
+/// may be larger.
+const MAX_MERGED_BYTES: i64 = 8 * 1024 * 1024;
+/// Segments of so many messages at most are merged if there are so many of them.
 const MERGED: [(u32, usize); 3] = [(512, 8), (4096, 8), (16_384, 4)];
 /// Size of the pages that one statement inserts.
 const MAX_INSERTED_BYTES: usize = 256 * 1024;
-/// With more sessions to be removed, all segments are read completely.
+/// With more sessions to be removed, [`Store::apply_removals`] reads all segments completely.
 const MAX_SESSION_LOOKUPS: usize = 100;
+/// With more sessions to be removed, searches do not look for them in the segments before they read messages.
+const MAX_EXCLUDED_SESSIONS: usize = 20;
 
 /// Condition of rows that an analyzer has made. During a rebuild, searches use those of the earlier analyzer.
 macro_rules! is_of_analyzer {
@@ -199,7 +227,7 @@ pub(super) async fn read_segments(
     analyzer: Option<&str>,
 ) -> Result<Vec<Segment>, StoreError> {
     const SELECT_SEGMENTS: &str = concat!(
-        "SELECT id, position, analyzer, messages FROM search_segments WHERE tenant_id = $1 AND ",
+        "SELECT id, position, analyzer, messages, bytes FROM search_segments WHERE tenant_id = $1 AND ",
         is_of_analyzer!(),
         " ORDER BY position DESC, id DESC"
     );
@@ -212,34 +240,36 @@ pub(super) async fn read_segments(
             position: row.field("position")?,
             analyzer: row.field("analyzer")?,
             messages,
+            bytes: row.field("bytes")?,
         })
     };
     statement.read_all().await?.iter().map(segment).collect()
 }
 
-/// Reads recent messages of a tenant: of the newest rows until there are `max_messages`. Without an analyzer, those of all.
+/// Reads recent messages of a tenant: of the newest rows until their terms have `max_bytes`. Without an analyzer, those of all.
 pub(super) async fn read_recent(
     transaction: &mut Transaction,
     tenant: &TenantId,
     analyzer: Option<&str>,
-    max_messages: i64,
+    max_bytes: i64,
 ) -> Result<RecentMessages, StoreError> {
+    /// Selects the rows first, so that no others are read.
     macro_rules! select_recent {
         ($columns:literal) => {
             concat!(
-                "SELECT id, analyzer, ", $columns, ", CAST(total AS bigint) AS total FROM (
-                    SELECT *, sum(messages) OVER (ORDER BY id DESC) - messages AS before, sum(messages) OVER () AS total
+                "SELECT r.id, r.analyzer, ", $columns, ", CAST(w.total AS bigint) AS total FROM (
+                    SELECT id, sum(bytes) OVER (ORDER BY id DESC) - bytes AS before, sum(messages) OVER () AS total
                     FROM search_recent WHERE tenant_id = $1 AND ", is_of_analyzer!(), "
-                ) AS r WHERE before < $3 ORDER BY id"
+                ) AS w JOIN search_recent AS r ON r.id = w.id AND r.tenant_id = $1
+                WHERE w.before < $3 ORDER BY r.id"
             )
         };
     }
     const SELECT_RECENT: Sql = Sql {
-        postgres: select_recent!("sessions, users, seqs, times, terms"),
-        sqlite: select_recent!("entries"),
+        postgres: select_recent!("r.sessions, r.users, r.seqs, r.times, r.terms"),
+        sqlite: select_recent!("r.entries"),
     };
-    let statement =
-        transaction.statement(SELECT_RECENT).bind(tenant.as_str()).bind(analyzer).bind(max_messages);
+    let statement = transaction.statement(SELECT_RECENT).bind(tenant.as_str()).bind(analyzer).bind(max_bytes);
     let mut recent = RecentMessages::default();
     for row in &statement.read_all().await? {
         let id = row.field("id")?;
@@ -284,7 +314,7 @@ impl Store {
     pub(super) async fn compact_index(&self, tenant: &TenantId, analyzer: &str) -> Result<(), StoreError> {
         self.apply_removals(tenant).await?;
         let mut transaction = self.begin_snapshot(tenant).await?;
-        let recent = read_recent(&mut transaction, tenant, Some(analyzer), MAX_FLUSHED_MESSAGES).await?;
+        let recent = read_recent(&mut transaction, tenant, Some(analyzer), MAX_FLUSHED_BYTES).await?;
         drop(transaction);
         if recent.rows.len() >= MAX_RECENT_ROWS || recent.messages.len() >= MAX_RECENT_MESSAGES {
             let RecentMessages { messages, rows, .. } = recent;
@@ -301,15 +331,9 @@ impl Store {
         loop {
             let mut transaction = self.begin_snapshot(tenant).await?;
             let mut segments = read_segments(&mut transaction, tenant, Some(analyzer)).await?;
-            let merged = MERGED.iter().find_map(|(max_messages, number)| {
-                let is_small = |segment: &&Segment| segment.messages <= *max_messages;
-                (segments.iter().filter(is_small).count() >= *number).then_some((*max_messages, *number))
-            });
-            let Some((max_messages, number)) = merged else { return Ok(()) };
             // The oldest ones, in the order in which their messages were indexed.
-            segments.retain(|segment| segment.messages <= max_messages);
             segments.reverse();
-            segments.truncate(number);
+            let Some(segments) = mergeable(&segments) else { return Ok(()) };
             let sources =
                 Sources { recent: Vec::new(), segments: segments.iter().map(|segment| segment.id).collect() };
             let mut builder = SegmentBuilder::default();
@@ -330,8 +354,18 @@ impl Store {
         }
     }
 
-    /// Removes the messages that are to be removed from the index.
+    /// Removes the messages that are to be removed from the index. After an error, the index worker tries again.
     pub(super) async fn apply_removals(&self, tenant: &TenantId) -> Result<(), StoreError> {
+        // Concurrent calls would write the same segments.
+        let _turn = self.hints().removals.lock().await;
+        let applied = self.apply_all_removals(tenant).await;
+        if applied.is_err() {
+            self.note_unindexed(tenant);
+        }
+        applied
+    }
+
+    async fn apply_all_removals(&self, tenant: &TenantId) -> Result<(), StoreError> {
         const DELETE_REMOVALS: Sql = Sql {
             postgres: "DELETE FROM search_removals WHERE tenant_id = $1
                 AND id = ANY (ARRAY(SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST($2 AS json))))",
@@ -369,10 +403,12 @@ impl Store {
         recent: &RecentMessages,
         removals: &Removals,
     ) -> Result<bool, StoreError> {
-        for (id, analyzer) in &recent.rows {
-            let of_row = || recent.messages.iter().filter(|message| message.id == *id);
-            if of_row().any(|message| removals.contain(*id, &message.message)) {
-                let kept = of_row().filter(|message| !removals.contain(*id, &message.message));
+        for of_row in recent.messages.chunk_by(|a, b| a.id == b.id) {
+            let Some(RecentMessage { id, .. }) = of_row.first() else { continue };
+            let is_removed = |message: &&RecentMessage| removals.contain(*id, &message.message);
+            let analyzer = recent.rows.iter().find(|(row, _)| row == id).map(|(_, analyzer)| analyzer);
+            if let Some(analyzer) = analyzer.filter(|_| of_row.iter().any(|message| is_removed(&message))) {
+                let kept = of_row.iter().filter(|message| !is_removed(message));
                 let segment = NewSegment::of_messages(*id, analyzer.clone(), kept);
                 let sources = Sources { recent: vec![*id], segments: Vec::new() };
                 if !self.replace(tenant, &sources, segment, false).await? {
@@ -460,6 +496,17 @@ impl Store {
     }
 }
 
+/// Returns segments that are to be merged, if there are enough of a size. The first one of `segments` is the oldest.
+fn mergeable(segments: &[Segment]) -> Option<Vec<Segment>> {
+    MERGED.iter().find_map(|(max_messages, number)| {
+        let is_small = |segment: &&Segment| {
+            segment.messages <= *max_messages && segment.bytes <= MAX_MERGED_BYTES / to_i64(*number)
+        };
+        let small: Vec<Segment> = segments.iter().filter(is_small).take(*number).cloned().collect();
+        (small.len() == *number).then_some(small)
+    })
+}
+
 impl NewSegment {
     fn of_messages<'m>(
         position: i64,
@@ -483,7 +530,8 @@ impl NewSegment {
 
     async fn insert(&self, transaction: &mut Transaction, tenant: &TenantId) -> Result<(), StoreError> {
         const INSERT_SEGMENT: &str = "\
-            INSERT INTO search_segments (tenant_id, position, analyzer, messages) VALUES ($1, $2, $3, $4) RETURNING id";
+            INSERT INTO search_segments (tenant_id, position, analyzer, messages, bytes)
+            VALUES ($1, $2, $3, $4, $5) RETURNING id";
         /// `$3` are the keys and pages one after another, and `$4` lists of the first byte and of the lengths of each key and page.
         macro_rules! insert_pages {
             ($elements:literal, $integer:literal) => {
@@ -505,7 +553,9 @@ impl NewSegment {
             return Ok(());
         }
         let statement = transaction.statement(INSERT_SEGMENT).bind(tenant.as_str()).bind(self.position);
-        let statement = statement.bind(self.analyzer.as_str()).bind(i64::from(self.messages));
+        let bytes = self.pages.iter().map(|page| page.bytes.len()).sum();
+        let statement =
+            statement.bind(self.analyzer.as_str()).bind(i64::from(self.messages)).bind(to_i64(bytes));
         let row = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?;
         let id: i64 = row.field("id")?;
         let mut pages = self.pages.iter().peekable();

@@ -239,7 +239,8 @@ async fn insert_segment(sql: &mut Sql, tenant: &str, builder: SegmentBuilder) {
     };
     let pages: Vec<String> = builder.finish().into_iter().map(page).collect();
     sql.run(&format!(
-        "INSERT INTO search_segments (tenant_id, position, analyzer, messages) VALUES ('{tenant}', 1, 'english-2', {messages});
+        "INSERT INTO search_segments (tenant_id, position, analyzer, messages, bytes)
+        VALUES ('{tenant}', 1, 'english-2', {messages}, 0);
         INSERT INTO search_pages (tenant_id, segment_id, first_key, page)
         SELECT '{tenant}', (SELECT max(id) FROM search_segments), p.first_key, p.page FROM (VALUES {}) AS p (first_key, page)",
         pages.join(", ")

@@ -273,7 +273,8 @@ fn segment(dialect: Dialect, size: i64) -> String {
     let (before, after) = dialect.bytes;
     let messages = builder.len();
     let mut statements = format!(
-        "INSERT INTO search_segments (tenant_id, position, analyzer, messages) VALUES ('default', 1, 'english-2', {messages});"
+        "INSERT INTO search_segments (tenant_id, position, analyzer, messages, bytes)
+        VALUES ('default', 1, 'english-2', {messages}, 0);"
     );
     for page in builder.finish() {
         let [key, bytes] =
@@ -757,7 +758,7 @@ impl Calls<'_> {
         match method {
             "lookup" | "locate" => {
                 let word = if what.contains("common") { probe("common") } else { probe("few7") };
-                let mut index = store.index_snapshot(tenant, "english-2").await.unwrap();
+                let mut index = store.index_snapshot(tenant).await.unwrap();
                 let found = index.lookup(&filter, &[word], 100).await.unwrap().remove(0);
                 if method == "locate" {
                     return index.locate(&found.entries).await.unwrap().len();

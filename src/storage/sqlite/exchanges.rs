@@ -96,8 +96,8 @@ macro_rules! append_groups {
             from_groups!(),
             " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
 
-            INSERT INTO search_recent (tenant_id, analyzer, messages, entries)
-            SELECT s.tenant_id, $3, count(*), json_group_array(json_array(s.session_id, s.user_id,
+            INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
+            SELECT s.tenant_id, $3, count(*), sum(octet_length(t.value ->> 1)), json_group_array(json_array(s.session_id, s.user_id,
                 s.last_seq - (t.value ->> 0), coalesce(t.value ->> 2, s.updated_at), t.value ->> 1)) ",
             from_groups!("$4"),
             " CROSS JOIN jsonb_each(g.value, '$.terms') AS t

@@ -22,8 +22,8 @@ const MANY: i64 = 4 * FEW;
 const DIALECT: Dialect = Dialect {
     numbers: "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 9 * SIZE) SELECT n FROM n",
     time: ("(", ")"),
-    recent: "INSERT INTO search_recent (tenant_id, analyzer, messages, entries)
-        SELECT tenant_id, 'english-2', 1, json_array(json_array(session_id, user_id, 1, 0, ':ruser common other'))
+    recent: "INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
+        SELECT tenant_id, 'english-2', 1, 1, json_array(json_array(session_id, user_id, 1, 0, ':ruser common other'))
         FROM sessions WHERE last_seq = 1 AND tenant_id <> 'default'",
     bytes: ("x'", "'"),
     uuid: "randomblob(16)",
