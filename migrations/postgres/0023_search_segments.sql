@@ -106,7 +106,7 @@ BEGIN
 END
 $$;
 
--- Returns the tenants with messages that are not indexed, and with rows for the index worker. It reads one tenant at a time, under the
+-- Returns the tenants with messages that are not indexed, and those with removals or enough rows for a segment. It reads one tenant at a time, under the
 -- policy of that tenant.
 DROP FUNCTION unindexed_tenants();
 CREATE FUNCTION unindexed_tenants() RETURNS TABLE (tenant_id text, sessions bigint, messages bigint)
@@ -123,7 +123,7 @@ BEGIN
                 FROM sessions AS s WHERE s.tenant_id = of_tenant AND s.indexed_seq IS NOT NULL
             ) AS u
             WHERE u.sessions > 0 OR EXISTS (SELECT FROM search_removals AS r WHERE r.tenant_id = of_tenant)
-                OR EXISTS (SELECT FROM search_recent AS r WHERE r.tenant_id = of_tenant);
+                OR (SELECT count(*) FROM (SELECT FROM search_recent AS r WHERE r.tenant_id = of_tenant LIMIT 32) AS many) = 32;
     END LOOP;
 END
 $$;

@@ -203,7 +203,8 @@ impl Store {
         index.missing_messages(filter, max_messages, max_bytes).await
     }
 
-    /// Returns the state of the index.
+    /// Returns the state of the index, and remembers the tenants with work for [`Self::index_batch`], which are also those with removals or
+    /// [`MAX_RECENT_ROWS`](super::index_hints::MAX_RECENT_ROWS).
     pub async fn index_state(&self) -> Result<IndexState, StoreError> {
         const SELECT_UNINDEXED: Sql = Sql {
             postgres: "SELECT tenant_id, sessions, messages FROM unindexed_tenants()",
@@ -211,7 +212,8 @@ impl Store {
                 "SELECT tenant_id, count(*) AS sessions, sum(last_seq - indexed_seq) AS messages FROM sessions
                 WHERE indexed_seq IS NOT NULL GROUP BY tenant_id
                 UNION ALL SELECT tenant_id, 0, 0 FROM (
-                    SELECT tenant_id FROM search_recent UNION SELECT tenant_id FROM search_removals
+                    SELECT tenant_id FROM search_recent GROUP BY tenant_id HAVING count(*) >= 32
+                    UNION SELECT tenant_id FROM search_removals
                 )",
         };
         let recorded = self.global_statement(SELECT_ANALYZER).read().await?;
