@@ -4,7 +4,7 @@
 //! size into one, so that a search reads few of them. Each of these steps replaces its sources in one transaction, if all of them still
 //! exist. So several replicas can do the same work: only one of them commits, and the others begin anew.
 //!
-//! Who removes messages from the history adds a row to `search_removals` in the same transaction. Searches leave out these messages
+//! A transaction that removes messages from the history also adds a row to `search_removals`. Searches leave out these messages
 //! from then on, and [`Store::apply_removals`] replaces the rows and segments that contain them. Until then, nothing is merged, so that
 //! rows and segments before the removal are not mixed with later ones, which can contain new messages of the same session.
 
