@@ -113,8 +113,11 @@ impl MemoryService {
         let Candidates { entries, weights } =
             select_candidates(&mut index, &filter, analyzer, &query, &read.candidates).await?;
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
-        for chunk in entries.chunks(MAX_RANKED) {
-            let located = index.locate(chunk).await?;
+        let (mut unread, mut max_ranked) = (entries.as_slice(), MAX_RANKED);
+        while !unread.is_empty() {
+            let (part, rest) = unread.split_at(max_ranked.min(unread.len()));
+            (unread, max_ranked) = (rest, 2 * MAX_RANKED);
+            let located = index.locate(part).await?;
             let refs: Vec<MessageRef> = located.into_iter().map(|(_, message)| message).collect();
             read = read.fetch(&mut index, &filter, &refs).await?;
             if read.matches() >= ranked_hits {

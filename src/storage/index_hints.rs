@@ -1,7 +1,6 @@
 //! The part of the state of the search index that a replica remembers, so that exchanges can be indexed by their own statement.
 
 use super::append::SessionGroup;
-use super::values::to_i64;
 use super::{AppendRequest, append};
 use crate::blocking;
 use crate::domain::id::TenantId;
@@ -29,18 +28,17 @@ pub(super) struct IndexHints {
     analyzer: Mutex<Option<Analyzer>>,
     /// Tenants that may have work for the index worker. Row-level security hides the sessions of other tenants.
     tenants: Mutex<BTreeSet<TenantId>>,
-    /// Number of rows that were added for each tenant since the last work for it.
-    recent: Mutex<HashMap<TenantId, usize>>,
+    /// Number of rows, and of their messages, that were added for each tenant since the last work for it.
+    recent: Mutex<HashMap<TenantId, (usize, usize)>>,
     /// The tenant that the worker took last.
     last_taken: Mutex<Option<TenantId>>,
     /// The turn of [`Store::apply_removals`](super::Store::apply_removals).
     pub(super) removals: tokio::sync::Mutex<()>,
 }
 
-/// There is work for the worker after so many rows. Each search reads them.
+/// There is work for the worker after so many rows, or so many messages. Each search reads all of them, at about 2 µs per message.
 pub(super) const MAX_RECENT_ROWS: usize = 32;
-/// A row with so many messages is work for the worker by itself.
-const LARGE_ROW_MESSAGES: i64 = 500;
+pub(super) const MAX_RECENT_MESSAGES: usize = 1024;
 /// The largest number of tenants whose rows are counted. The worker looks at the others when it looks for missing messages.
 const MAX_COUNTED_TENANTS: usize = 10_000;
 
@@ -53,28 +51,22 @@ impl IndexHints {
         lock(&self.tenants).insert(tenant.clone());
     }
 
-    /// Remembers that a row with so many messages was added for a tenant. After some of them, there is work for the worker.
-    pub(super) fn note_recent(&self, tenant: &TenantId, messages: i64) {
-        let mut recent = lock(&self.recent);
-        if recent.len() >= MAX_COUNTED_TENANTS && !recent.contains_key(tenant) {
-            recent.clear();
-        }
-        let rows = recent.entry(tenant.clone()).or_default();
-        *rows += 1;
-        if *rows >= MAX_RECENT_ROWS || messages >= LARGE_ROW_MESSAGES {
-            recent.remove(tenant);
-            self.note_unindexed(tenant);
-        }
-    }
-
-    /// Remembers that a row was added for each tenant of the groups of a batch.
+    /// Remembers that a row with the messages of each tenant of the groups of a batch was added. After some of them, there is work for the
+    /// worker.
     pub(super) fn note_batch(&self, requests: &[AppendRequest], groups: &[SessionGroup<'_>]) {
-        let mut last_tenant = None;
-        for group in groups {
-            if last_tenant.replace(group.tenant) != Some(group.tenant)
-                && let Some((_, request, _)) = group.exchanges(requests).next()
-            {
-                self.note_recent(&request.tenant, to_i64(request.exchange.messages.len()));
+        let mut recent = lock(&self.recent);
+        for of_tenant in groups.chunk_by(|a, b| a.tenant == b.tenant) {
+            let exchanges = || of_tenant.iter().flat_map(|group| group.exchanges(requests));
+            let Some((_, AppendRequest { tenant, .. }, _)) = exchanges().next() else { continue };
+            if recent.len() >= MAX_COUNTED_TENANTS && !recent.contains_key(tenant) {
+                recent.clear();
+            }
+            let (rows, messages) = recent.entry(tenant.clone()).or_default();
+            *rows += 1;
+            *messages += exchanges().map(|(_, request, _)| request.exchange.messages.len()).sum::<usize>();
+            if *rows >= MAX_RECENT_ROWS || *messages >= MAX_RECENT_MESSAGES {
+                recent.remove(tenant);
+                self.note_unindexed(tenant);
             }
         }
     }

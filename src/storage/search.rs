@@ -41,14 +41,19 @@ impl SearchFilter {
     /// Returns ranges of terms, of each of which a message that passes the filter has one. The index has the hours of messages, so the
     /// messages that it returns may be up to an hour too early or too late.
     fn required_terms(&self) -> Vec<KeyRange> {
-        let Self { session, user, role, since, until, .. } = self;
-        let session = session.as_ref().map(index_terms::session_term);
-        let user = user.as_ref().map(|user| index_terms::user_term(user.as_str()));
-        let terms = [session, user, role.map(index_terms::role_term)].into_iter().flatten();
+        let Self { role, since, until, .. } = self;
+        let role = role.map(index_terms::role_term).map(|term| KeyRange::exact(&term));
         let micros = |time: Option<OffsetDateTime>| time.map(|time| DbTime(time).micros());
         let hours =
             (since.is_some() || until.is_some()).then(|| index_terms::hours(micros(*since), micros(*until)));
-        terms.map(|term| KeyRange::exact(&term)).chain(hours).collect()
+        self.owner_terms().chain(role).chain(hours).collect()
+    }
+
+    /// Returns the required terms that few segments of a large tenant have.
+    fn owner_terms(&self) -> impl Iterator<Item = KeyRange> {
+        let session = self.session.as_ref().map(index_terms::session_term);
+        let user = self.user.as_ref().map(|user| index_terms::user_term(user.as_str()));
+        session.into_iter().chain(user).map(|term| KeyRange::exact(&term))
     }
 }
 
@@ -85,9 +90,13 @@ pub struct IndexSnapshot {
     pub unread_messages: i64,
 }
 
-/// Number of segments that are read first. Each further read has twice as many, up to a limit.
-const FIRST_SEGMENTS: usize = 4;
-const MAX_SEGMENTS: usize = 32;
+/// Number of messages in the segments that are read first. They contain enough messages with a common word. Each further read has four times
+/// as many.
+const FIRST_MESSAGES: usize = 16_384;
+/// Largest number of messages of a read, multiplied by the number of terms. A term has about one byte per message at most.
+const MAX_NUMBERS: usize = 3_000_000;
+/// With fewer segments, those of a session or user are not looked for before the words of the query.
+const MANY_SEGMENTS: usize = 5;
 /// Largest size of the terms of the recent messages that a search reads. Usually there are a few hundred messages at most.
 const MAX_RECENT_BYTES: i64 = 8 * 1024 * 1024;
 /// Larger pages are decoded on a thread for computations.
@@ -118,7 +127,8 @@ impl IndexSnapshot {
             found.extend(0, &numbers, enough);
         }
         let mut read_messages = vec![to_i64(self.recent.len()); queries.len()];
-        let (mut read, mut step) = (0, FIRST_SEGMENTS);
+        let places = self.segments_of(filter).await?;
+        let (mut unread, mut max_messages) = (places.as_slice(), FIRST_MESSAGES);
         loop {
             // A query that has found enough reads no further pages.
             let open: Vec<usize> = (0..)
@@ -126,35 +136,64 @@ impl IndexSnapshot {
                 .filter(|(_, found)| found.entries.len() < enough)
                 .map(|(at, _)| at)
                 .collect();
-            let part = self.segments.get(read..).unwrap_or_default();
-            let part = part.get(..step.min(part.len())).unwrap_or_default();
-            if open.is_empty() || part.is_empty() {
+            let of_open: Vec<TermQuery> = open.iter().filter_map(|at| queries.get(*at)).cloned().collect();
+            let (of_open, mut messages) = (query(&of_open), 0);
+            let has_place = |segment: &&segments::Segment| {
+                let has_place = messages < max_messages;
+                messages += segment.messages as usize;
+                has_place
+            };
+            let segments = unread.iter().filter_map(|place| self.segments.get(*place));
+            let segments: Vec<_> = segments.take_while(has_place).collect();
+            if open.is_empty() || segments.is_empty() {
                 break;
             }
-            let of_open: Vec<TermQuery> = open.iter().filter_map(|at| queries.get(*at)).cloned().collect();
-            let matches =
-                evaluate_segments(&mut self.transaction, &self.tenant, part, &query(&of_open)).await?;
-            for (of_segment, segment) in matches.into_iter().zip(part) {
-                read += 1;
-                let removed = self.removed.get(read - 1).map_or(&[][..], Vec::as_slice);
+            max_messages = (4 * max_messages).min(MAX_NUMBERS / of_open.ranges().len().max(1));
+            let (part, rest) = unread.split_at(segments.len());
+            let matches = evaluate_segments(&mut self.transaction, &self.tenant, &segments, &of_open).await?;
+            for ((of_segment, segment), place) in matches.into_iter().zip(segments).zip(part) {
+                let removed = self.removed.get(*place).map_or(&[][..], Vec::as_slice);
                 for (at, mut numbers) in open.iter().zip(of_segment) {
                     if !removed.is_empty() {
                         numbers.retain(|number| removed.binary_search(number).is_err());
                     }
                     if let Some((found, read_messages)) = found.get_mut(*at).zip(read_messages.get_mut(*at)) {
-                        found.extend(read, &numbers, enough);
+                        found.extend(place + 1, &numbers, enough);
                         *read_messages += i64::from(segment.messages);
                     }
                 }
             }
-            step = (step * 2).min(MAX_SEGMENTS);
+            unread = rest;
         }
-        let in_segments: i64 = self.segments.iter().map(|segment| i64::from(segment.messages)).sum();
+        let searched = places.iter().filter_map(|place| self.segments.get(*place));
+        let in_segments: i64 = searched.map(|segment| i64::from(segment.messages)).sum();
         let all = to_i64(self.recent.len()) + in_segments;
         for (found, read_messages) in found.iter_mut().zip(read_messages) {
             found.frequency = extrapolate(found.frequency, read_messages, all);
         }
         Ok(found)
+    }
+
+    /// Returns the places of the segments with messages of the session and user of a filter, newest first. They are read first if there are
+    /// many segments, so that the words of the query are looked up in these only.
+    async fn segments_of(&mut self, filter: &SearchFilter) -> Result<Vec<usize>, StoreError> {
+        let (owners, segments): (Vec<KeyRange>, _) = (filter.owner_terms().collect(), self.segments.len());
+        let mut missing = vec![owners.len(); segments];
+        if segments < MANY_SEGMENTS {
+            return Ok((0..segments).collect());
+        }
+        let wanted = owners.iter().flat_map(|owner| self.segments.iter().map(move |of| (of.id, owner)));
+        let wanted = page_ranges(wanted);
+        for (place, page) in read_pages(&mut self.transaction, &self.tenant, wanted).await? {
+            let mut numbers = Vec::new();
+            if let Some((owner, missing)) =
+                owners.get(place / segments).zip(missing.get_mut(place % segments))
+            {
+                segment::collect_numbers(&page, owner, &mut numbers).map_err(damaged)?;
+                *missing = missing.saturating_sub(usize::from(!numbers.is_empty()));
+            }
+        }
+        Ok((0..).zip(missing).filter(|(_, missing)| *missing == 0).map(|(place, _)| place).collect())
     }
 
     /// Returns the messages of entries, in order, except those that are to be removed.
@@ -247,7 +286,7 @@ fn evaluate_recent(query: &IndexQuery, recent: &[RecentMessage]) -> Vec<Vec<u32>
 async fn evaluate_segments(
     transaction: &mut Transaction,
     tenant: &TenantId,
-    segments: &[segments::Segment],
+    segments: &[&segments::Segment],
     query: &Arc<IndexQuery>,
 ) -> Result<Vec<Vec<Vec<u32>>>, StoreError> {
     let ranges = query.ranges().len();

@@ -8,7 +8,7 @@
 //! from then on, and [`Store::apply_removals`] replaces the rows and segments that contain them. Until then, nothing is merged, so that
 //! rows and segments before the removal are not mixed with later ones, which can contain new messages of the same session.
 
-use super::index_hints::MAX_RECENT_ROWS;
+use super::index_hints::{MAX_RECENT_MESSAGES, MAX_RECENT_ROWS};
 use super::pool::retry_on_deadlock;
 use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
 use super::values::{DbTime, to_i64};
@@ -197,8 +197,6 @@ struct NewSegment {
     pages: Vec<Page>,
 }
 
-/// A segment is made of recent messages if there are so many, or [`MAX_RECENT_ROWS`].
-const MAX_RECENT_MESSAGES: usize = 4096;
 /// Approximate size of the terms of the messages that become a segment at once.
 const MAX_FLUSHED_BYTES: i64 = 4 * 1024 * 1024;
 /// Segments with more pages together are not merged, so that a merge or a removal writes a few megabytes at most. A row of recent messages
@@ -600,24 +598,31 @@ const SELECT_PAGES: Sql = Sql {
         )
         SELECT w.place, p.page FROM wanted AS w CROSS JOIN LATERAL (
             SELECT p.page FROM search_pages AS p
-            WHERE p.tenant_id = $1 AND p.segment_id = w.segment_id AND p.first_key <= w.last_key AND p.first_key >= (
-                SELECT f.first_key FROM search_pages AS f
-                WHERE f.tenant_id = $1 AND f.segment_id = w.segment_id AND f.first_key <= w.first_key
-                ORDER BY f.first_key DESC LIMIT 1
-            ) OFFSET 0
-        ) AS p",
+            WHERE p.tenant_id = $1 AND p.segment_id = w.segment_id AND p.first_key <= w.first_key
+            ORDER BY p.first_key DESC LIMIT 1
+        ) AS p
+        UNION ALL
+        SELECT w.place, p.page FROM wanted AS w CROSS JOIN LATERAL (
+            SELECT p.page FROM search_pages AS p
+            WHERE p.tenant_id = $1 AND p.segment_id = w.segment_id AND p.first_key > w.first_key
+                AND p.first_key <= w.last_key OFFSET 0
+        ) AS p
+        WHERE w.first_key < w.last_key",
     sqlite: "\
         WITH wanted AS MATERIALIZED (
             SELECT value ->> 0 AS place, value ->> 1 AS segment_id, unhex(value ->> 2) AS first_key,
                 unhex(value ->> 3) AS last_key
             FROM json_each($2)
         )
+        SELECT w.place, p.page FROM wanted AS w CROSS JOIN search_pages AS p ON p.rowid = (
+            SELECT f.rowid FROM search_pages AS f
+            WHERE f.segment_id = w.segment_id AND f.first_key <= w.first_key ORDER BY f.first_key DESC LIMIT 1
+        )
+        WHERE p.tenant_id = $1
+        UNION ALL
         SELECT w.place, p.page FROM wanted AS w CROSS JOIN search_pages AS p
-            ON p.segment_id = w.segment_id AND p.first_key <= w.last_key AND p.first_key >= (
-                SELECT f.first_key FROM search_pages AS f
-                WHERE f.segment_id = w.segment_id AND f.first_key <= w.first_key ORDER BY f.first_key DESC LIMIT 1
-            )
-        WHERE p.tenant_id = $1",
+            ON p.segment_id = w.segment_id AND p.first_key > w.first_key AND p.first_key <= w.last_key
+        WHERE p.tenant_id = $1 AND w.first_key < w.last_key",
 };
 
 pub(super) fn damaged(error: DamagedPage) -> StoreError {

@@ -471,9 +471,11 @@ async fn searching_for_a_key_on_sqlite_reads_no_large_values() {
     demo.consolidate(2, &large).await;
     demo.remember(&user_id(&long), &large).await;
     demo.remember(&user_id(&long), &large).await;
-    // A segment with a word of very many messages.
-    demo.say(&vec!["plums"; 5000]).await;
-    demo.index_all().await;
+    // Enough segments that they are merged into one with a word of very many messages.
+    for _ in 0..4 {
+        demo.say(&vec!["plums"; 5000]).await;
+        demo.index_all().await;
+    }
     demo.say(&[&large, "b"]).await;
     demo.index_session().await;
     let mut sql = Sql::on(&backend).await;

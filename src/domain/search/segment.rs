@@ -115,10 +115,10 @@ impl SegmentBuilder {
         // The new number of each message.
         let mut numbers: Vec<Option<u32>> = Vec::new();
         for page in pages {
-            for entry in entries(page) {
-                let (key, value) = entry?;
-                if key.first() == Some(&CHUNK_KEY) {
-                    for message in decode_messages(value)? {
+            let mut entries = Entries::of(page);
+            while let Some(value) = entries.next()? {
+                if entries.key.first() == Some(&CHUNK_KEY) {
+                    for message in decode_messages(value, |_| true)? {
                         let is_kept = is_kept(&message);
                         numbers.push(is_kept.then_some(self.len()));
                         self.messages.extend(is_kept.then_some(message));
@@ -130,7 +130,7 @@ impl SegmentBuilder {
                     kept.extend(numbers.get(number? as usize).ok_or(DamagedPage)?);
                 }
                 if !kept.is_empty() {
-                    self.add_numbers(&key, kept);
+                    self.add_numbers(&entries.key, kept);
                 }
             }
         }
@@ -172,12 +172,12 @@ impl SegmentBuilder {
 /// # Errors
 /// The page is damaged.
 pub fn collect_numbers(page: &[u8], range: &KeyRange, numbers: &mut Vec<u32>) -> Result<(), DamagedPage> {
-    for entry in entries(page) {
-        let (key, value) = entry?;
-        if *key > *range.last {
+    let mut entries = Entries::of(page);
+    while let Some(value) = entries.next()? {
+        if entries.key > range.last {
             break;
         }
-        if *key >= *range.first {
+        if entries.key >= range.first {
             for number in decode_numbers(value) {
                 numbers.push(number?);
             }
@@ -191,12 +191,12 @@ pub fn collect_numbers(page: &[u8], range: &KeyRange, numbers: &mut Vec<u32>) ->
 /// # Errors
 /// The page is damaged.
 pub fn collect_messages(page: &[u8], messages: &mut Vec<(u32, MessageRef)>) -> Result<(), DamagedPage> {
-    for entry in entries(page) {
-        let (key, value) = entry?;
-        if let [CHUNK_KEY, chunk @ ..] = &*key {
+    let mut entries = Entries::of(page);
+    while let Some(value) = entries.next()? {
+        if let [CHUNK_KEY, chunk @ ..] = &*entries.key {
             let chunk = u32::from_be_bytes(chunk.try_into().map_err(|_| DamagedPage)?);
             let first = chunk.checked_mul(CHUNK_MESSAGES).ok_or(DamagedPage)?;
-            messages.extend((first..).zip(decode_messages(value)?));
+            messages.extend((first..).zip(decode_messages(value, |_| true)?));
         }
     }
     Ok(())
@@ -208,10 +208,10 @@ pub fn collect_messages(page: &[u8], messages: &mut Vec<(u32, MessageRef)>) -> R
 /// The page is damaged.
 pub fn find_message(page: &[u8], number: u32) -> Result<Option<MessageRef>, DamagedPage> {
     let wanted = chunk_key(number / CHUNK_MESSAGES);
-    for entry in entries(page) {
-        let (key, value) = entry?;
-        if *key == wanted {
-            return Ok(decode_messages(value)?.into_iter().nth((number % CHUNK_MESSAGES) as usize));
+    let mut entries = Entries::of(page);
+    while let Some(value) = entries.next()? {
+        if *entries.key == wanted {
+            return Ok(decode_messages(value, |place| place == number % CHUNK_MESSAGES)?.pop());
         }
     }
     Ok(None)
@@ -248,19 +248,25 @@ fn encode_messages(messages: &[MessageRef]) -> Vec<u8> {
     encoded
 }
 
-fn decode_messages(mut bytes: &[u8]) -> Result<Vec<MessageRef>, DamagedPage> {
+/// Returns the messages of a part of the list of messages whose place in it passes a condition.
+fn decode_messages(
+    mut bytes: &[u8],
+    is_wanted: impl Fn(u32) -> bool,
+) -> Result<Vec<MessageRef>, DamagedPage> {
     let mut sessions = Vec::new();
     for _ in 0..take_varint(&mut bytes)? {
-        let text = take_bytes(&mut bytes)?;
-        let text = std::str::from_utf8(text).map_err(|_| DamagedPage)?;
-        sessions.push((SessionId::new(text).map_err(|_| DamagedPage)?, 0_i64));
+        sessions.push((std::str::from_utf8(take_bytes(&mut bytes)?).map_err(|_| DamagedPage)?, 0_i64));
     }
-    let mut messages = Vec::new();
+    let (mut messages, mut place) = (Vec::new(), 0);
     while !bytes.is_empty() {
-        let place = usize::try_from(take_varint(&mut bytes)?).map_err(|_| DamagedPage)?;
-        let (session, last) = sessions.get_mut(place).ok_or(DamagedPage)?;
+        let session = usize::try_from(take_varint(&mut bytes)?).map_err(|_| DamagedPage)?;
+        let (session, last) = sessions.get_mut(session).ok_or(DamagedPage)?;
         *last = last.wrapping_add(unzigzag(take_varint(&mut bytes)?));
-        messages.push(MessageRef { session: session.clone(), seq: *last });
+        if is_wanted(place) {
+            let session = SessionId::new(*session).map_err(|_| DamagedPage)?;
+            messages.push(MessageRef { session, seq: *last });
+        }
+        place += 1;
     }
     Ok(messages)
 }
@@ -311,29 +317,32 @@ impl PageWriter {
     }
 }
 
-/// Returns the entries of a page, in order.
-fn entries(mut page: &[u8]) -> impl Iterator<Item = Result<(Vec<u8>, &[u8]), DamagedPage>> {
-    let mut last_key: Vec<u8> = Vec::new();
-    std::iter::from_fn(move || {
-        if page.is_empty() {
-            return None;
+/// Reads the entries of a page, in order.
+struct Entries<'p> {
+    page: &'p [u8],
+    /// The key of the last entry.
+    key: Vec<u8>,
+}
+
+impl<'p> Entries<'p> {
+    fn of(page: &'p [u8]) -> Self {
+        Self { page, key: Vec::new() }
+    }
+
+    /// Returns the value of the next entry.
+    fn next(&mut self) -> Result<Option<&'p [u8]>, DamagedPage> {
+        if self.page.is_empty() {
+            return Ok(None);
         }
-        let mut take = || {
-            let shared = usize::try_from(take_varint(&mut page)?).map_err(|_| DamagedPage)?;
-            let rest = take_bytes(&mut page)?;
-            if shared > last_key.len() {
-                return Err(DamagedPage);
-            }
-            last_key.truncate(shared);
-            last_key.extend_from_slice(rest);
-            Ok((last_key.clone(), take_bytes(&mut page)?))
-        };
-        let entry = take();
-        if entry.is_err() {
-            page = &[];
+        let shared = usize::try_from(take_varint(&mut self.page)?).map_err(|_| DamagedPage)?;
+        let rest = take_bytes(&mut self.page)?;
+        if shared > self.key.len() {
+            return Err(DamagedPage);
         }
-        Some(entry)
-    })
+        self.key.truncate(shared);
+        self.key.extend_from_slice(rest);
+        take_bytes(&mut self.page).map(Some)
+    }
 }
 
 fn put_varint(out: &mut Vec<u8>, mut value: u64) {

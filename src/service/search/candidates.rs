@@ -9,8 +9,9 @@ use crate::service::to_i64;
 use crate::storage::StoreError;
 use crate::storage::search::{IndexEntry, IndexMatches, IndexSnapshot, SearchFilter};
 
-/// Number of candidates that are parsed and ranked at once.
-pub(super) const MAX_RANKED: usize = 300;
+/// Number of candidates that are parsed and ranked at once. With 300, which take twice as long, the recall of a conversation is the same,
+/// and among three conversations 0.765 instead of 0.763 (`PRECIS_DATA`).
+pub(super) const MAX_RANKED: usize = 150;
 /// Number of messages looked up for each word, and maximum number of candidates in total.
 const MAX_CANDIDATES: usize = 1000;
 
