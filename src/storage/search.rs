@@ -2,7 +2,7 @@
 //!
 //! A search reads the index in one transaction, because segments that are merged meanwhile disappear for others.
 
-use super::segments::{self, RecentMessage, Removals, damaged, page_ranges, read_pages};
+use super::segments::{self, RecentMessage, Removals, damaged};
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, Transaction};
 use super::values::{DbTime, to_i64};
 use super::{Store, StoreError, StoredMessage, rows};
@@ -13,7 +13,7 @@ use crate::domain::search::MessageRef;
 use crate::domain::search::index_query::IndexQuery;
 use crate::domain::search::index_terms::{self, TermQuery};
 use crate::domain::search::segment::{self, DamagedPage, KeyRange};
-use foldhash::{HashMap, HashMapExt as _};
+use foldhash::HashMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -99,8 +99,6 @@ const MAX_NUMBERS: usize = 3_000_000;
 const MANY_SEGMENTS: usize = 5;
 /// Largest size of the terms of the recent messages that a search reads. Usually there are a few hundred messages at most.
 const MAX_RECENT_BYTES: i64 = 8 * 1024 * 1024;
-/// Larger pages are decoded on a thread for computations.
-const MAX_INLINE_BYTES: usize = 256 * 1024;
 
 impl IndexSnapshot {
     /// Returns the newest messages that match each query: `enough`, or all.
@@ -144,7 +142,7 @@ impl IndexSnapshot {
                 has_place
             };
             let segments = unread.iter().filter_map(|place| self.segments.get(*place));
-            let segments: Vec<_> = segments.take_while(has_place).collect();
+            let segments: Vec<_> = segments.take_while(has_place).cloned().collect();
             if open.is_empty() || segments.is_empty() {
                 break;
             }
@@ -177,23 +175,16 @@ impl IndexSnapshot {
     /// Returns the places of the segments with messages of the session and user of a filter, newest first. They are read first if there are
     /// many segments, so that the words of the query are looked up in these only.
     async fn segments_of(&mut self, filter: &SearchFilter) -> Result<Vec<usize>, StoreError> {
-        let (owners, segments): (Vec<KeyRange>, _) = (filter.owner_terms().collect(), self.segments.len());
-        let mut missing = vec![owners.len(); segments];
-        if segments < MANY_SEGMENTS {
-            return Ok((0..segments).collect());
+        let owners: Vec<KeyRange> = filter.owner_terms().collect();
+        let places = 0..self.segments.len();
+        if owners.is_empty() || places.len() < MANY_SEGMENTS {
+            return Ok(places.collect());
         }
-        let wanted = owners.iter().flat_map(|owner| self.segments.iter().map(move |of| (of.id, owner)));
-        let wanted = page_ranges(wanted);
-        for (place, page) in read_pages(&mut self.transaction, &self.tenant, wanted).await? {
-            let mut numbers = Vec::new();
-            if let Some((owner, missing)) =
-                owners.get(place / segments).zip(missing.get_mut(place % segments))
-            {
-                segment::collect_numbers(&page, owner, &mut numbers).map_err(damaged)?;
-                *missing = missing.saturating_sub(usize::from(!numbers.is_empty()));
-            }
-        }
-        Ok((0..).zip(missing).filter(|(_, missing)| *missing == 0).map(|(place, _)| place).collect())
+        let numbers =
+            segments::read_numbers(&mut self.transaction, &self.tenant, &self.segments, &owners).await?;
+        let of_segments = places.zip(numbers.chunks(owners.len()));
+        let has_all = |(_, of_owners): &(usize, &[Vec<u32>])| !of_owners.iter().any(Vec::is_empty);
+        Ok(of_segments.filter(has_all).map(|(place, _)| place).collect())
     }
 
     /// Returns the messages of entries, in order, except those that are to be removed.
@@ -201,37 +192,27 @@ impl IndexSnapshot {
         &mut self,
         entries: &[IndexEntry],
     ) -> Result<Vec<(IndexEntry, MessageRef)>, StoreError> {
-        let segment_of = |entry: &IndexEntry| self.segments.get(entry.part.checked_sub(1)?);
-        let mut places: HashMap<(usize, KeyRange), usize> = HashMap::new();
-        let mut wanted = Vec::new();
-        for entry in entries {
-            let Some(segment) = segment_of(entry) else { continue };
-            let range = KeyRange::of_message(entry.number.0);
-            let place = wanted.len();
-            places.entry((entry.part, range.clone())).or_insert_with(|| {
-                wanted.push((segment.id, range));
-                place
-            });
-        }
-        let wanted = page_ranges(wanted.iter().map(|(id, range)| (*id, range)));
-        let pages = read_pages(&mut self.transaction, &self.tenant, wanted).await?;
+        let segment_of = |part: usize| self.segments.get(part.checked_sub(1)?);
+        let place_of = |entry: &IndexEntry| (entry.part, KeyRange::of_message(entry.number.0));
+        let mut places: Vec<_> = entries.iter().map(place_of).collect();
+        places.retain(|(part, _)| segment_of(*part).is_some());
+        places.sort_unstable();
+        places.dedup();
+        let wanted = places.iter().filter_map(|(part, range)| Some((segment_of(*part)?.id, range)));
+        let wanted = segments::page_ranges(wanted);
+        let pages = segments::read_pages(&mut self.transaction, &self.tenant, wanted).await?;
         let pages: HashMap<usize, Vec<u8>> = pages.into_iter().collect();
         let mut located = Vec::with_capacity(entries.len());
         for entry in entries {
-            let number = entry.number.0;
-            let message = if segment_of(entry).is_some() {
-                let page = places
-                    .get(&(entry.part, KeyRange::of_message(number)))
-                    .and_then(|place| pages.get(place))
-                    .ok_or(DamagedPage)
-                    .map_err(damaged)?;
-                segment::find_message(page, number).map_err(damaged)?
+            let segment = segment_of(entry.part);
+            let message = if segment.is_some() {
+                let page = places.binary_search(&place_of(entry)).ok().and_then(|place| pages.get(&place));
+                page.ok_or(DamagedPage).and_then(|page| segment::find_message(page, entry.number.0))
             } else {
-                self.recent.get(number as usize).map(|recent| recent.message.clone())
+                Ok(self.recent.get(entry.number.0 as usize).map(|recent| recent.message.clone()))
             };
-            let message = message.ok_or(DamagedPage).map_err(damaged)?;
-            let position = segment_of(entry).map(|segment| segment.position);
-            if position.is_none_or(|position| !self.removals.contain(position, &message)) {
+            let message = message.and_then(|message| message.ok_or(DamagedPage)).map_err(damaged)?;
+            if segment.is_none_or(|segment| !self.removals.contain(segment.position, &message)) {
                 located.push((*entry, message));
             }
         }
@@ -286,35 +267,18 @@ fn evaluate_recent(query: &IndexQuery, recent: &[RecentMessage]) -> Vec<Vec<u32>
 async fn evaluate_segments(
     transaction: &mut Transaction,
     tenant: &TenantId,
-    segments: &[&segments::Segment],
+    segments: &[segments::Segment],
     query: &Arc<IndexQuery>,
 ) -> Result<Vec<Vec<Vec<u32>>>, StoreError> {
-    let ranges = query.ranges().len();
-    let wanted = segments.iter().flat_map(|segment| query.ranges().iter().map(|range| (segment.id, range)));
-    let pages = read_pages(transaction, tenant, page_ranges(wanted)).await?;
-    let (query, messages) =
-        (Arc::clone(query), segments.iter().map(|segment| segment.messages).collect::<Vec<_>>());
-    let bytes = pages.iter().map(|(_, page)| page.len()).sum::<usize>();
+    let mut numbers = segments::read_numbers(transaction, tenant, segments, query.ranges()).await?;
+    let messages: Vec<u32> = segments.iter().map(|segment| segment.messages).collect();
+    let (query, bytes) = (Arc::clone(query), numbers.iter().map(Vec::len).sum());
     let evaluate = move || {
-        let mut found = vec![Vec::new(); ranges * messages.len()];
-        for (place, page) in pages {
-            let range = query.ranges().get(place % ranges.max(1)).ok_or(DamagedPage)?;
-            segment::collect_numbers(&page, range, found.get_mut(place).ok_or(DamagedPage)?)?;
-        }
-        let evaluate = |(place, messages): (usize, u32)| {
-            let of_segment = found.get_mut(place * ranges..(place + 1) * ranges).unwrap_or_default();
-            for (numbers, range) in of_segment.iter_mut().zip(query.ranges()) {
-                if !range.is_exact() {
-                    numbers.sort_unstable();
-                    numbers.dedup();
-                }
-            }
-            query.evaluate(messages, of_segment)
-        };
-        Ok(messages.iter().copied().enumerate().map(evaluate).collect())
+        let of_segments = numbers.chunks_mut(query.ranges().len().max(1));
+        let evaluate = |(messages, numbers): (&u32, &mut [Vec<u32>])| query.evaluate(*messages, numbers);
+        messages.iter().zip(of_segments).map(evaluate).collect()
     };
-    let evaluated = if bytes > MAX_INLINE_BYTES { blocking::spawn_cpu(evaluate).await } else { evaluate() };
-    evaluated.map_err(damaged)
+    Ok(blocking::spawn_cpu_if_large(bytes, evaluate).await)
 }
 
 /// Only a small part of a message with more JSON than this is searchable.
@@ -406,10 +370,7 @@ impl Store {
         let removals = Removals::read(&mut transaction, tenant).await?;
         let recent =
             segments::read_recent(&mut transaction, tenant, Some(&analyzer), MAX_RECENT_BYTES).await?;
-        let mut removed = Vec::with_capacity(segments.len());
-        for segment in &segments {
-            removed.push(removals.find_in(&mut transaction, tenant, segment).await?);
-        }
+        let removed = removals.find_in(&mut transaction, tenant, &segments).await?;
         Ok(IndexSnapshot {
             transaction,
             tenant: tenant.clone(),

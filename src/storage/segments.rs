@@ -103,66 +103,66 @@ impl Removals {
         Ok(removals)
     }
 
-    /// Returns `false` if a segment contains no message that is to be removed.
-    async fn may_affect(
+    /// Returns the segments that can contain messages that are to be removed.
+    async fn affected(
         &self,
         transaction: &mut Transaction,
         tenant: &TenantId,
-        segment: &Segment,
-    ) -> Result<bool, StoreError> {
-        if self.ids.is_empty() || segment.position > self.last_position {
-            return Ok(false);
-        }
+        mut segments: Vec<Segment>,
+    ) -> Result<Vec<Segment>, StoreError> {
+        segments.retain(|segment| segment.position <= self.last_position);
         if self.by_session.len() > MAX_SESSION_LOOKUPS {
-            return Ok(true);
+            return Ok(segments);
         }
-        contains_any(transaction, tenant, segment, self.by_session.keys().map(index_terms::session_term))
-            .await
+        let numbers = read_numbers(transaction, tenant, &segments, &self.ranges()).await?;
+        let mut of_segments = numbers.chunks(self.by_session.len().max(1));
+        segments.retain(|_| of_segments.next().into_iter().flatten().any(|numbers| !numbers.is_empty()));
+        Ok(segments)
     }
 
-    /// Returns the ascending numbers of the messages of a segment that are to be removed, so that they take no places of others. If there
-    /// are many removals, [`Self::contain`] removes these messages later.
+    /// Returns, for each segment, the ascending numbers of the messages that are to be removed, so that they take no places of others. If
+    /// there are many removals, [`Self::contain`] removes these messages later.
     pub(super) async fn find_in(
         &self,
         transaction: &mut Transaction,
         tenant: &TenantId,
-        segment: &Segment,
-    ) -> Result<Vec<u32>, StoreError> {
-        let mut numbers = Vec::new();
-        if segment.position > self.last_position || self.by_session.len() > MAX_EXCLUDED_SESSIONS {
-            return Ok(numbers);
+        segments: &[Segment],
+    ) -> Result<Vec<Vec<u32>>, StoreError> {
+        let mut removed = vec![Vec::new(); segments.len()];
+        if self.by_session.is_empty() || self.by_session.len() > MAX_EXCLUDED_SESSIONS {
+            return Ok(removed);
         }
-        let sessions: Vec<_> = self.by_session.iter().collect();
-        let terms = sessions.iter().map(|(session, _)| index_terms::session_term(session));
-        let ranges: Vec<KeyRange> = terms.map(|term| KeyRange::exact(&term)).collect();
-        let wanted = page_ranges(ranges.iter().map(|range| (segment.id, range)));
-        let mut reads_messages = false;
-        for (place, page) in read_pages(transaction, tenant, wanted).await? {
-            let (Some(range), Some((_, of_session))) = (ranges.get(place), sessions.get(place)) else {
-                continue;
-            };
-            let mut of_range = Vec::new();
-            collect_numbers(&page, range, &mut of_range).map_err(damaged)?;
-            // A removal from the first message on concerns all messages of the session that were indexed before.
-            if of_session.iter().any(|(first, _, through)| *first == 1 && segment.position <= *through) {
-                numbers.extend(of_range);
-            } else {
-                reads_messages |= !of_range.is_empty();
+        let numbers = read_numbers(transaction, tenant, segments, &self.ranges()).await?;
+        let of_segments = numbers.chunks(self.by_session.len());
+        for ((segment, of_sessions), removed) in segments.iter().zip(of_segments).zip(&mut removed) {
+            let mut reads_messages = false;
+            for (of_session, numbers) in self.by_session.values().zip(of_sessions) {
+                // A removal from the first message on concerns all messages of the session that were indexed before.
+                if of_session.iter().any(|(first, _, through)| *first == 1 && segment.position <= *through) {
+                    removed.extend(numbers);
+                } else {
+                    let through = of_session.iter().map(|(_, _, through)| *through).max();
+                    reads_messages |= !numbers.is_empty() && Some(segment.position) <= through;
+                }
             }
-        }
-        if reads_messages {
-            let range = KeyRange::all_messages();
-            let mut messages = Vec::new();
-            let wanted = page_ranges(std::iter::once((segment.id, &range)));
-            for (_, page) in read_pages(transaction, tenant, wanted).await? {
-                collect_messages(&page, &mut messages).map_err(damaged)?;
+            if reads_messages {
+                let (all, mut messages) = (KeyRange::all_messages(), Vec::new());
+                let wanted = page_ranges(std::iter::once((segment.id, &all)));
+                for (_, page) in read_pages(transaction, tenant, wanted).await? {
+                    collect_messages(&page, &mut messages).map_err(damaged)?;
+                }
+                messages.retain(|(_, message)| self.contain(segment.position, message));
+                removed.extend(messages.into_iter().map(|(number, _)| number));
             }
-            messages.retain(|(_, message)| self.contain(segment.position, message));
-            numbers.extend(messages.into_iter().map(|(number, _)| number));
+            removed.sort_unstable();
+            removed.dedup();
         }
-        numbers.sort_unstable();
-        numbers.dedup();
-        Ok(numbers)
+        Ok(removed)
+    }
+
+    /// Returns the terms of the sessions.
+    fn ranges(&self) -> Vec<KeyRange> {
+        self.by_session.keys().map(|session| KeyRange::exact(&index_terms::session_term(session))).collect()
     }
 
     /// Returns `true` if a message of a row or segment is to be removed.
@@ -377,12 +377,7 @@ impl Store {
             }
             let recent = read_recent(&mut transaction, tenant, None, i64::MAX).await?;
             let segments = read_segments(&mut transaction, tenant, None).await?;
-            let mut affected = Vec::new();
-            for segment in segments {
-                if removals.may_affect(&mut transaction, tenant, &segment).await? {
-                    affected.push(segment);
-                }
-            }
+            let affected = removals.affected(&mut transaction, tenant, segments).await?;
             drop(transaction);
             if self.remove_from_recent(tenant, &recent, &removals).await?
                 && self.remove_from_segments(tenant, affected, &removals).await?
@@ -629,22 +624,33 @@ pub(super) fn damaged(error: DamagedPage) -> StoreError {
     StoreError::corrupt("the search index")(error)
 }
 
-/// Returns `true` if a segment has a message with any of these terms.
-async fn contains_any(
+/// Returns the ascending numbers of the messages with a term of each range in each segment: those of all ranges in the first segment, then
+/// those in the second one.
+pub(super) async fn read_numbers(
     transaction: &mut Transaction,
     tenant: &TenantId,
-    segment: &Segment,
-    terms: impl Iterator<Item = String>,
-) -> Result<bool, StoreError> {
-    let ranges: Vec<KeyRange> = terms.map(|term| KeyRange::exact(&term)).collect();
-    let wanted = page_ranges(ranges.iter().map(|range| (segment.id, range)));
-    let mut numbers = Vec::new();
-    for (place, page) in read_pages(transaction, tenant, wanted).await? {
-        if let Some(range) = ranges.get(place) {
-            collect_numbers(&page, range, &mut numbers).map_err(damaged)?;
+    segments: &[Segment],
+    ranges: &[KeyRange],
+) -> Result<Vec<Vec<u32>>, StoreError> {
+    let wanted =
+        page_ranges(segments.iter().flat_map(|segment| ranges.iter().map(|range| (segment.id, range))));
+    let pages = read_pages(transaction, tenant, wanted).await?;
+    let (mut numbers, ranges) = (vec![Vec::new(); segments.len() * ranges.len()], ranges.to_vec());
+    let bytes = pages.iter().map(|(_, page)| page.len()).sum();
+    let collect = move || {
+        let range_of = |place: usize| ranges.get(place % ranges.len().max(1)).ok_or(DamagedPage);
+        for (place, page) in pages {
+            collect_numbers(&page, range_of(place)?, numbers.get_mut(place).ok_or(DamagedPage)?)?;
         }
-    }
-    Ok(!numbers.is_empty())
+        for (place, numbers) in numbers.iter_mut().enumerate() {
+            if !range_of(place)?.is_exact() {
+                numbers.sort_unstable();
+                numbers.dedup();
+            }
+        }
+        Ok(numbers)
+    };
+    blocking::spawn_cpu_if_large(bytes, collect).await.map_err(damaged)
 }
 
 /// Returns ranges of keys in segments as a parameter of [`SELECT_PAGES`].
@@ -664,9 +670,8 @@ pub(super) async fn read_pages(
     if wanted.is_empty() {
         return Ok(Vec::new());
     }
-    let wanted = Value::from(wanted);
-    let statement = transaction.statement(SELECT_PAGES).bind(tenant.as_str()).bind(wanted.to_string());
-    let rows = statement.read_all().await?;
+    let wanted = Value::from(wanted).to_string();
+    let rows = transaction.statement(SELECT_PAGES).bind(tenant.as_str()).bind(wanted).read_all().await?;
     let page = |row: &AnyRow| {
         let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
         Ok((place, row.field("page")?))

@@ -10,6 +10,7 @@
 use super::MessageRef;
 use crate::domain::id::SessionId;
 use foldhash::HashMap;
+use integer_encoding::{VarInt, VarIntWriter as _};
 
 /// Number of messages in a part of the list of messages.
 const CHUNK_MESSAGES: u32 = 128;
@@ -31,7 +32,7 @@ pub struct Page {
 pub struct DamagedPage;
 
 /// An inclusive range of keys.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyRange {
     pub first: Vec<u8>,
     pub last: Vec<u8>,
@@ -158,7 +159,7 @@ impl SegmentBuilder {
             encoded.clear();
             let mut before = 0;
             for number in numbers {
-                put_varint(&mut encoded, u64::from(number - before));
+                put(&mut encoded, number - before);
                 before = number;
             }
             pages.add(&term, &encoded);
@@ -232,16 +233,16 @@ fn encode_messages(messages: &[MessageRef]) -> Vec<u8> {
             sessions.push((session, 0));
             sessions.len() - 1
         });
-        put_varint(&mut of_messages, place as u64);
+        put(&mut of_messages, place);
         if let Some((_, last)) = sessions.get_mut(place) {
-            put_varint(&mut of_messages, zigzag(seq.wrapping_sub(*last)));
+            put(&mut of_messages, seq.wrapping_sub(*last));
             *last = *seq;
         }
     }
     let mut encoded = Vec::new();
-    put_varint(&mut encoded, sessions.len() as u64);
+    put(&mut encoded, sessions.len());
     for (session, _) in sessions {
-        put_varint(&mut encoded, session.as_str().len() as u64);
+        put(&mut encoded, session.as_str().len());
         encoded.extend_from_slice(session.as_str().as_bytes());
     }
     encoded.extend_from_slice(&of_messages);
@@ -254,14 +255,13 @@ fn decode_messages(
     is_wanted: impl Fn(u32) -> bool,
 ) -> Result<Vec<MessageRef>, DamagedPage> {
     let mut sessions = Vec::new();
-    for _ in 0..take_varint(&mut bytes)? {
+    for _ in 0..take::<usize>(&mut bytes)? {
         sessions.push((std::str::from_utf8(take_bytes(&mut bytes)?).map_err(|_| DamagedPage)?, 0_i64));
     }
     let (mut messages, mut place) = (Vec::new(), 0);
     while !bytes.is_empty() {
-        let session = usize::try_from(take_varint(&mut bytes)?).map_err(|_| DamagedPage)?;
-        let (session, last) = sessions.get_mut(session).ok_or(DamagedPage)?;
-        *last = last.wrapping_add(unzigzag(take_varint(&mut bytes)?));
+        let (session, last) = sessions.get_mut(take::<usize>(&mut bytes)?).ok_or(DamagedPage)?;
+        *last = last.wrapping_add(take(&mut bytes)?);
         if is_wanted(place) {
             let session = SessionId::new(*session).map_err(|_| DamagedPage)?;
             messages.push(MessageRef { session, seq: *last });
@@ -278,9 +278,8 @@ fn decode_numbers(mut bytes: &[u8]) -> impl Iterator<Item = Result<u32, DamagedP
         if bytes.is_empty() {
             return None;
         }
-        let difference =
-            take_varint(&mut bytes).and_then(|value| u32::try_from(value).map_err(|_| DamagedPage));
-        let number = difference.and_then(|difference| before.checked_add(difference).ok_or(DamagedPage));
+        let number =
+            take(&mut bytes).and_then(|difference: u32| before.checked_add(difference).ok_or(DamagedPage));
         before = number.unwrap_or_default();
         Some(number)
     })
@@ -303,10 +302,10 @@ impl PageWriter {
         let Some(Page { bytes, .. }) = self.pages.last_mut() else { return };
         let shared = self.last_key.iter().zip(key).take_while(|(a, b)| a == b).count();
         let rest = key.get(shared..).unwrap_or_default();
-        put_varint(bytes, shared as u64);
-        put_varint(bytes, rest.len() as u64);
+        put(bytes, shared);
+        put(bytes, rest.len());
         bytes.extend_from_slice(rest);
-        put_varint(bytes, value.len() as u64);
+        put(bytes, value.len());
         bytes.extend_from_slice(value);
         self.last_key.clear();
         self.last_key.extend_from_slice(key);
@@ -334,7 +333,7 @@ impl<'p> Entries<'p> {
         if self.page.is_empty() {
             return Ok(None);
         }
-        let shared = usize::try_from(take_varint(&mut self.page)?).map_err(|_| DamagedPage)?;
+        let shared: usize = take(&mut self.page)?;
         let rest = take_bytes(&mut self.page)?;
         if shared > self.key.len() {
             return Err(DamagedPage);
@@ -345,42 +344,23 @@ impl<'p> Entries<'p> {
     }
 }
 
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push((value & 0x7f) as u8);
+fn put(out: &mut Vec<u8>, number: impl VarInt) {
+    // Writing to memory cannot fail.
+    _ = out.write_varint(number);
 }
 
-fn take_varint(bytes: &mut &[u8]) -> Result<u64, DamagedPage> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (first, rest) = bytes.split_first().ok_or(DamagedPage)?;
-        *bytes = rest;
-        value |= u64::from(first & 0x7f) << shift;
-        if first & 0x80 == 0 {
-            return Ok(value);
-        }
-    }
-    Err(DamagedPage)
+fn take<N: VarInt>(bytes: &mut &[u8]) -> Result<N, DamagedPage> {
+    let (number, length) = N::decode_var(bytes).ok_or(DamagedPage)?;
+    *bytes = bytes.get(length..).ok_or(DamagedPage)?;
+    Ok(number)
 }
 
 /// Takes a text with its length before it.
 fn take_bytes<'b>(bytes: &mut &'b [u8]) -> Result<&'b [u8], DamagedPage> {
-    let length = usize::try_from(take_varint(bytes)?).map_err(|_| DamagedPage)?;
+    let length: usize = take(bytes)?;
     let (taken, rest) = bytes.split_at_checked(length).ok_or(DamagedPage)?;
     *bytes = rest;
     Ok(taken)
-}
-
-/// Maps small negative numbers to small ones, too.
-fn zigzag(value: i64) -> u64 {
-    ((value << 1) ^ (value >> 63)).cast_unsigned()
-}
-
-fn unzigzag(value: u64) -> i64 {
-    (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
 }
 
 #[cfg(test)]
@@ -492,10 +472,22 @@ mod tests {
         assert!(pages.is_sorted_by(|a, b| a.first_key < b.first_key));
     }
 
+    /// Databases contain this format. If this test fails, existing indexes can't be read.
     #[test]
-    fn numbers_of_any_sign_are_encoded() {
-        for value in [0, 1, -1, 63, -64, i64::MAX, i64::MIN] {
-            assert_eq!(unzigzag(zigzag(value)), value);
+    fn format_of_pages_does_not_change() {
+        let mut builder = SegmentBuilder::default();
+        for (session, seq) in [("a", 300), ("b", 1), ("a", 299)] {
+            builder.add(message(session, seq), [format!("plum{seq}").as_str(), "plum"]);
         }
+        let expected: &[u8] = b"\0\x05\0\0\0\0\0\x0c\x02\x01a\x01b\0\xd8\x04\x01\x02\0\x01\
+            \0\x04plum\x03\0\x01\x01\x04\x011\x01\x01\x04\x03299\x01\x02\x04\x03300\x01\0";
+        let pages = builder.finish();
+        assert_eq!(pages, [Page { first_key: vec![0; 5], bytes: expected.to_vec() }]);
+    }
+
+    #[test]
+    fn any_seq_is_encoded() {
+        let messages = [i64::MAX, i64::MIN, -1, 0, 63, -64].map(|seq| message("a", seq));
+        assert_eq!(decode_messages(&encode_messages(&messages), |_| true), Ok(messages.to_vec()));
     }
 }
