@@ -95,6 +95,8 @@ pub struct IndexSnapshot {
 const FIRST_MESSAGES: usize = 16_384;
 /// Largest number of messages of a read, multiplied by the number of terms. A term has about one byte per message at most.
 const MAX_NUMBERS: usize = 3_000_000;
+/// Size of the segments of a read with prefixes: all of their terms can begin with a prefix.
+const MAX_PREFIX_BYTES: i64 = 8 * 1024 * 1024;
 /// With fewer segments, those of a session or user are not looked for before the words of the query.
 const MANY_SEGMENTS: usize = 5;
 /// Largest size of the terms of the recent messages that a search reads. Usually there are a few hundred messages at most.
@@ -135,10 +137,13 @@ impl IndexSnapshot {
                 .map(|(at, _)| at)
                 .collect();
             let of_open: Vec<TermQuery> = open.iter().filter_map(|at| queries.get(*at)).cloned().collect();
-            let (of_open, mut messages) = (query(&of_open), 0);
+            let of_open = query(&of_open);
+            let has_prefixes = !of_open.ranges().iter().all(KeyRange::is_exact);
+            let (mut messages, mut bytes) = (0, 0);
             let has_place = |segment: &&segments::Segment| {
-                let has_place = messages < max_messages;
+                let has_place = messages < max_messages && (!has_prefixes || bytes < MAX_PREFIX_BYTES);
                 messages += segment.messages as usize;
+                bytes += segment.bytes;
                 has_place
             };
             let segments = unread.iter().filter_map(|place| self.segments.get(*place));
@@ -270,13 +275,14 @@ async fn evaluate_segments(
     segments: &[segments::Segment],
     query: &Arc<IndexQuery>,
 ) -> Result<Vec<Vec<Vec<u32>>>, StoreError> {
-    let mut numbers = segments::read_numbers(transaction, tenant, segments, query.ranges()).await?;
+    let numbers = segments::read_numbers(transaction, tenant, segments, query.ranges()).await?;
     let messages: Vec<u32> = segments.iter().map(|segment| segment.messages).collect();
     let (query, bytes) = (Arc::clone(query), numbers.iter().map(Vec::len).sum());
     let evaluate = move || {
-        let of_segments = numbers.chunks_mut(query.ranges().len().max(1));
-        let evaluate = |(messages, numbers): (&u32, &mut [Vec<u32>])| query.evaluate(*messages, numbers);
-        messages.iter().zip(of_segments).map(evaluate).collect()
+        let ranges = query.ranges().len();
+        let of_segment = |place: usize| numbers.get(place * ranges..(place + 1) * ranges).unwrap_or_default();
+        let evaluate = |(place, messages): (usize, &u32)| query.evaluate(*messages, of_segment(place));
+        messages.iter().enumerate().map(evaluate).collect()
     };
     Ok(blocking::spawn_cpu_if_large(bytes, evaluate).await)
 }
@@ -369,7 +375,8 @@ impl Store {
         let segments = segments::read_segments(&mut transaction, tenant, Some(&analyzer)).await?;
         let removals = Removals::read(&mut transaction, tenant).await?;
         let recent =
-            segments::read_recent(&mut transaction, tenant, Some(&analyzer), MAX_RECENT_BYTES).await?;
+            segments::read_recent(&mut transaction, tenant, Some(&analyzer), i64::MAX, MAX_RECENT_BYTES)
+                .await?;
         let removed = removals.find_in(&mut transaction, tenant, &segments).await?;
         Ok(IndexSnapshot {
             transaction,

@@ -5,8 +5,8 @@
 //! exist. So several replicas can do the same work: only one of them commits, and the others begin anew.
 //!
 //! A transaction that removes messages from the history also adds a row to `search_removals`. Searches leave out these messages
-//! from then on, and [`Store::apply_removals`] replaces the rows and segments that contain them. Until then, nothing is merged, so that
-//! rows and segments before the removal are not mixed with later ones, which can contain new messages of the same session.
+//! from then on, and [`Store::apply_removals`] replaces the rows and segments that contain them. Until then, rows and segments before the
+//! removal are not mixed with later ones, which can contain new messages of the same session.
 
 use super::index_hints::{MAX_RECENT_MESSAGES, MAX_RECENT_ROWS};
 use super::pool::retry_on_deadlock;
@@ -35,7 +35,7 @@ pub(super) struct Segment {
     pub(super) analyzer: String,
     pub(super) messages: u32,
     /// The size of its pages.
-    bytes: i64,
+    pub(super) bytes: i64,
 }
 
 /// A message of a row of `search_recent`.
@@ -77,13 +77,26 @@ pub(super) struct RecentMessages {
     pub(super) unread: i64,
 }
 
+impl RecentMessages {
+    /// Returns `true` if a segment should be made of them, so that searches do not read them.
+    fn are_many(&self) -> bool {
+        let bytes: usize = self.messages.iter().map(|message| message.terms.len()).sum();
+        let Self { messages, rows, unread } = self;
+        rows.len() >= MAX_RECENT_ROWS
+            || messages.len() >= MAX_RECENT_MESSAGES
+            || bytes >= MAX_RECENT_TERM_BYTES
+            || *unread > 0
+    }
+}
+
 /// Messages that are to be removed from the index.
 #[derive(Debug, Default)]
 pub(super) struct Removals {
     ids: Vec<i64>,
     /// First and last `seq`, and the last position, by session.
     by_session: HashMap<SessionId, Vec<(i64, i64, i64)>>,
-    /// The last of all positions.
+    /// The first and the last of all positions.
+    first_position: i64,
     last_position: i64,
 }
 
@@ -92,10 +105,11 @@ impl Removals {
     pub(super) async fn read(transaction: &mut Transaction, tenant: &TenantId) -> Result<Self, StoreError> {
         const SELECT_REMOVALS: &str =
             "SELECT id, session_id, first_seq, last_seq, position FROM search_removals WHERE tenant_id = $1";
-        let mut removals = Self::default();
+        let mut removals = Self { first_position: i64::MAX, ..Self::default() };
         for row in &transaction.statement(SELECT_REMOVALS).bind(tenant.as_str()).read_all().await? {
             removals.ids.push(row.field("id")?);
             let position = row.field("position")?;
+            removals.first_position = removals.first_position.min(position);
             removals.last_position = removals.last_position.max(position);
             let of_session = removals.by_session.entry(rows::session_id(row)?).or_default();
             of_session.push((row.field("first_seq")?, row.field("last_seq")?, position));
@@ -197,6 +211,8 @@ struct NewSegment {
     pages: Vec<Page>,
 }
 
+/// A segment is also made of fewer recent messages if their terms have this size.
+const MAX_RECENT_TERM_BYTES: usize = 1024 * 1024;
 /// Approximate size of the terms of the messages that become a segment at once.
 const MAX_FLUSHED_BYTES: i64 = 4 * 1024 * 1024;
 /// Segments with more pages together are not merged, so that a merge or a removal writes a few megabytes at most. A row of recent messages
@@ -244,30 +260,37 @@ pub(super) async fn read_segments(
     statement.read_all().await?.iter().map(segment).collect()
 }
 
-/// Reads recent messages of a tenant: of the newest rows until their terms have `max_bytes`. Without an analyzer, those of all.
+/// Reads recent messages of a tenant: of the newest rows up to the id `through` until their terms have `max_bytes`. Without an analyzer,
+/// those of all.
 pub(super) async fn read_recent(
     transaction: &mut Transaction,
     tenant: &TenantId,
     analyzer: Option<&str>,
+    through: i64,
     max_bytes: i64,
 ) -> Result<RecentMessages, StoreError> {
     /// Selects the rows first, so that no others are read.
     macro_rules! select_recent {
-        ($columns:literal) => {
+        ($join:literal, $columns:literal, $fence:literal) => {
             concat!(
                 "SELECT r.id, r.analyzer, ", $columns, ", CAST(w.total AS bigint) AS total FROM (
                     SELECT id, sum(bytes) OVER (ORDER BY id DESC) - bytes AS before, sum(messages) OVER () AS total
-                    FROM search_recent WHERE tenant_id = $1 AND ", is_of_analyzer!(), "
-                ) AS w JOIN search_recent AS r ON r.id = w.id AND r.tenant_id = $1
-                WHERE w.before < $3 ORDER BY r.id"
+                    FROM search_recent WHERE tenant_id = $1 AND id <= $4 AND ", is_of_analyzer!(), "
+                ) AS w CROSS JOIN ", $join, " search_recent AS r WHERE r.id = w.id AND r.tenant_id = $1 ", $fence, "
+                    w.before < $3 ORDER BY r.id"
             )
         };
     }
     const SELECT_RECENT: Sql = Sql {
-        postgres: select_recent!("r.sessions, r.users, r.seqs, r.times, r.terms"),
-        sqlite: select_recent!("r.entries"),
+        postgres: select_recent!(
+            "LATERAL (SELECT r.* FROM",
+            "r.sessions, r.users, r.seqs, r.times, r.terms",
+            "OFFSET 0) AS r WHERE"
+        ),
+        sqlite: select_recent!("", "r.entries", "AND"),
     };
-    let statement = transaction.statement(SELECT_RECENT).bind(tenant.as_str()).bind(analyzer).bind(max_bytes);
+    let statement = transaction.statement(SELECT_RECENT).bind(tenant.as_str()).bind(analyzer);
+    let statement = statement.bind(max_bytes).bind(through);
     let mut recent = RecentMessages::default();
     for row in &statement.read_all().await? {
         let id = row.field("id")?;
@@ -308,22 +331,27 @@ fn decode_recent(row: &AnyRow, id: i64, messages: &mut Vec<RecentMessage>) -> Re
 }
 
 impl Store {
-    /// Makes segments of recent messages, and merges segments, if there are many. Removes messages that are to be removed before.
+    /// Makes a segment of recent messages, and merges segments, if there are many. Removes messages that are to be removed before.
     pub(super) async fn compact_index(&self, tenant: &TenantId, analyzer: &str) -> Result<(), StoreError> {
         self.apply_removals(tenant).await?;
         let mut transaction = self.begin_snapshot(tenant).await?;
-        let recent = read_recent(&mut transaction, tenant, Some(analyzer), MAX_FLUSHED_BYTES).await?;
+        // Others may be removing messages again. All of these removals apply to the rows up to the first of their positions.
+        let removals = Removals::read(&mut transaction, tenant).await?;
+        let through = removals.first_position;
+        let recent =
+            read_recent(&mut transaction, tenant, Some(analyzer), through, MAX_FLUSHED_BYTES).await?;
         drop(transaction);
-        if recent.rows.len() >= MAX_RECENT_ROWS || recent.messages.len() >= MAX_RECENT_MESSAGES {
-            let RecentMessages { messages, rows, .. } = recent;
+        if recent.are_many() {
+            let RecentMessages { mut messages, rows, unread } = recent;
             let sources = Sources { recent: rows.iter().map(|(id, _)| *id).collect(), segments: Vec::new() };
             let position = sources.recent.first().copied().unwrap_or(0);
             let analyzer = analyzer.to_owned();
+            messages.retain(|message| !removals.contain(message.id, &message.message));
             let segment =
                 blocking::spawn_cpu(move || NewSegment::of_messages(position, analyzer, messages.iter()))
                     .await;
-            if !self.replace(tenant, &sources, segment, true).await? {
-                return Ok(());
+            if !self.replace(tenant, &sources, segment).await? || unread > 0 {
+                self.note_unindexed(tenant);
             }
         }
         loop {
@@ -332,6 +360,10 @@ impl Store {
             // The oldest ones, in the order in which their messages were indexed.
             segments.reverse();
             let Some(segments) = mergeable(&segments) else { return Ok(()) };
+            if !Removals::read(&mut transaction, tenant).await?.ids.is_empty() {
+                self.note_unindexed(tenant);
+                return Ok(());
+            }
             let sources =
                 Sources { recent: Vec::new(), segments: segments.iter().map(|segment| segment.id).collect() };
             let mut builder = SegmentBuilder::default();
@@ -346,7 +378,8 @@ impl Store {
             drop(transaction);
             let position = segments.first().map_or(0, |segment| segment.position);
             let segment = NewSegment::write(position, analyzer.to_owned(), builder).await;
-            if !self.replace(tenant, &sources, segment, true).await? {
+            if !self.replace(tenant, &sources, segment).await? {
+                self.note_unindexed(tenant);
                 return Ok(());
             }
         }
@@ -375,12 +408,10 @@ impl Store {
             if removals.ids.is_empty() {
                 return Ok(());
             }
-            let recent = read_recent(&mut transaction, tenant, None, i64::MAX).await?;
-            let segments = read_segments(&mut transaction, tenant, None).await?;
-            let affected = removals.affected(&mut transaction, tenant, segments).await?;
             drop(transaction);
-            if self.remove_from_recent(tenant, &recent, &removals).await?
-                && self.remove_from_segments(tenant, affected, &removals).await?
+            // The segments last: meanwhile, recent messages can become a segment.
+            if self.remove_from_recent(tenant, &removals).await?
+                && self.remove_from_segments(tenant, &removals).await?
             {
                 let ids = json!(removals.ids).to_string();
                 self.statement(tenant, DELETE_REMOVALS).bind(ids).execute().await?;
@@ -389,37 +420,39 @@ impl Store {
         }
     }
 
-    /// Replaces the rows of `search_recent` with messages that are to be removed. Returns `false` if one does not exist any more.
-    async fn remove_from_recent(
-        &self,
-        tenant: &TenantId,
-        recent: &RecentMessages,
-        removals: &Removals,
-    ) -> Result<bool, StoreError> {
-        for of_row in recent.messages.chunk_by(|a, b| a.id == b.id) {
-            let Some(RecentMessage { id, .. }) = of_row.first() else { continue };
-            let is_removed = |message: &&RecentMessage| removals.contain(*id, &message.message);
-            let analyzer = recent.rows.iter().find(|(row, _)| row == id).map(|(_, analyzer)| analyzer);
-            if let Some(analyzer) = analyzer.filter(|_| of_row.iter().any(|message| is_removed(&message))) {
-                let kept = of_row.iter().filter(|message| !is_removed(message));
+    /// Replaces the rows of `search_recent` with messages that are to be removed, a few megabytes of terms at a time. Returns `false` if a row
+    /// does not exist any more.
+    async fn remove_from_recent(&self, tenant: &TenantId, removals: &Removals) -> Result<bool, StoreError> {
+        let mut through = removals.last_position;
+        loop {
+            let mut transaction = self.begin_snapshot(tenant).await?;
+            let recent = read_recent(&mut transaction, tenant, None, through, MAX_FLUSHED_BYTES).await?;
+            drop(transaction);
+            for of_row in recent.messages.chunk_by(|a, b| a.id == b.id) {
+                let is_kept = |message: &&RecentMessage| !removals.contain(message.id, &message.message);
+                let Some(RecentMessage { id, .. }) = of_row.iter().find(|message| !is_kept(message)) else {
+                    continue;
+                };
+                let Some((_, analyzer)) = recent.rows.iter().find(|(row, _)| row == id) else { continue };
+                let kept = of_row.iter().filter(is_kept);
                 let segment = NewSegment::of_messages(*id, analyzer.clone(), kept);
                 let sources = Sources { recent: vec![*id], segments: Vec::new() };
-                if !self.replace(tenant, &sources, segment, false).await? {
+                if !self.replace(tenant, &sources, segment).await? {
                     return Ok(false);
                 }
             }
+            let Some((first, _)) = recent.rows.first().filter(|_| recent.unread > 0) else { return Ok(true) };
+            through = first - 1;
         }
-        Ok(true)
     }
 
-    /// Replaces segments with messages that are to be removed. Returns `false` if one does not exist any more.
-    async fn remove_from_segments(
-        &self,
-        tenant: &TenantId,
-        segments: Vec<Segment>,
-        removals: &Removals,
-    ) -> Result<bool, StoreError> {
-        for segment in segments {
+    /// Replaces the segments with messages that are to be removed. Returns `false` if one does not exist any more.
+    async fn remove_from_segments(&self, tenant: &TenantId, removals: &Removals) -> Result<bool, StoreError> {
+        let mut transaction = self.begin_snapshot(tenant).await?;
+        let segments = read_segments(&mut transaction, tenant, None).await?;
+        let affected = removals.affected(&mut transaction, tenant, segments).await?;
+        drop(transaction);
+        for segment in affected {
             let mut transaction = self.begin_snapshot(tenant).await?;
             let pages = read_segment(&mut transaction, tenant, &segment).await?;
             drop(transaction);
@@ -431,7 +464,7 @@ impl Store {
             }
             let sources = Sources { recent: Vec::new(), segments: vec![segment.id] };
             let new = NewSegment::write(segment.position, segment.analyzer, builder).await;
-            if !self.replace(tenant, &sources, new, false).await? {
+            if !self.replace(tenant, &sources, new).await? {
                 return Ok(false);
             }
         }
@@ -439,13 +472,12 @@ impl Store {
     }
 
     /// Replaces rows and segments by a segment, if that has messages. Returns `false`, and changes nothing, if one of them does not exist any
-    /// more, or if nothing may be removed from the index and something is to be removed.
+    /// more.
     async fn replace(
         &self,
         tenant: &TenantId,
         sources: &Sources,
         new: NewSegment,
-        without_removals: bool,
     ) -> Result<bool, StoreError> {
         macro_rules! delete_sources {
             ($table:literal) => {
@@ -462,7 +494,6 @@ impl Store {
         const DELETE_RECENT: Sql = delete_sources!("search_recent WHERE id");
         const DELETE_SEGMENTS: Sql = delete_sources!("search_segments WHERE id");
         const DELETE_PAGES: Sql = delete_sources!("search_pages WHERE segment_id");
-        const HAS_REMOVALS: &str = "SELECT 1 AS found FROM search_removals WHERE tenant_id = $1 LIMIT 1";
         let Sources { recent, segments } = sources;
         let replace = async || {
             let mut transaction = self.begin_index_write(tenant).await?;
@@ -471,11 +502,6 @@ impl Store {
                 if !ids.is_empty() && statement.execute().await? != ids.len() as u64 {
                     return Ok(false);
                 }
-            }
-            if without_removals
-                && transaction.statement(HAS_REMOVALS).bind(tenant.as_str()).read().await?.is_some()
-            {
-                return Ok(false);
             }
             if !segments.is_empty() {
                 let statement = transaction.statement(DELETE_PAGES).bind(tenant.as_str());
