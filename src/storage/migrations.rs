@@ -36,6 +36,7 @@ const POSTGRES: &[Source] = &[
         include_str!("../../migrations/postgres/0022_search_adaptive_windows.sql"),
     ),
     (23, "search segments", include_str!("../../migrations/postgres/0023_search_segments.sql")),
+    (24, "search removals", include_str!("../../migrations/postgres/0024_search_removals.sql")),
 ];
 
 const SQLITE: &[Source] = &[

@@ -132,7 +132,8 @@ async fn search_results_are_equal_on_both_stores() {
     ];
     let word = || select(&WORDS[..]);
     let text = || vec(word(), 1..9).prop_map(|words| words.join(" "));
-    let sessions = vec(vec(text(), 40..90), 4);
+    // Few enough that all of them are candidates: others would depend on the order in which the sessions are indexed.
+    let sessions = vec(vec(text(), 20..37), 4);
     let part = prop_oneof![
         4 => word().prop_map(str::to_owned),
         1 => text().prop_map(|text| format!("\"{text}\"")),
