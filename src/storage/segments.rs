@@ -134,8 +134,7 @@ impl Removals {
         Ok(segments)
     }
 
-    /// Returns, for each segment, the ascending numbers of the messages that are to be removed, so that they take no places of others. If
-    /// there are many removals, [`Self::contain`] removes these messages later.
+    /// Returns, for each segment, the ascending numbers of the messages that are to be removed, so that they take no places of others.
     pub(super) async fn find_in(
         &self,
         transaction: &mut Transaction,
@@ -143,31 +142,30 @@ impl Removals {
         segments: &[Segment],
     ) -> Result<Vec<Vec<u32>>, StoreError> {
         let mut removed = vec![Vec::new(); segments.len()];
-        if self.by_session.is_empty() || self.by_session.len() > MAX_EXCLUDED_SESSIONS {
+        if self.ids.is_empty() {
             return Ok(removed);
         }
-        let numbers = read_numbers(transaction, tenant, segments, &self.ranges()).await?;
-        let of_segments = numbers.chunks(self.by_session.len());
-        for ((segment, of_sessions), removed) in segments.iter().zip(of_segments).zip(&mut removed) {
-            let mut reads_messages = false;
-            for (of_session, numbers) in self.by_session.values().zip(of_sessions) {
-                // A removal from the first message on concerns all messages of the session that were indexed before.
-                if of_session.iter().any(|(first, _, through)| *first == 1 && segment.position <= *through) {
-                    removed.extend(numbers);
-                } else {
-                    let through = of_session.iter().map(|(_, _, through)| *through).max();
-                    reads_messages |= !numbers.is_empty() && Some(segment.position) <= through;
-                }
+        // The parts of the lists of messages that contain messages of the sessions, or all of them if there are many sessions.
+        let mut parts = vec![vec![KeyRange::all_messages()]; segments.len()];
+        if self.by_session.len() <= MAX_SESSION_LOOKUPS {
+            let numbers = read_numbers(transaction, tenant, segments, &self.ranges()).await?;
+            for (parts, numbers) in parts.iter_mut().zip(numbers.chunks(self.by_session.len())) {
+                *parts = numbers.iter().flatten().map(|number| KeyRange::of_message(*number)).collect();
+                parts.sort_unstable();
+                parts.dedup();
             }
-            if reads_messages {
-                let (all, mut messages) = (KeyRange::all_messages(), Vec::new());
-                let wanted = page_ranges(std::iter::once((segment.id, &all)));
-                for (_, page) in read_pages(transaction, tenant, wanted).await? {
-                    collect_messages(&page, &mut messages).map_err(damaged)?;
-                }
-                messages.retain(|(_, message)| self.contain(segment.position, message));
-                removed.extend(messages.into_iter().map(|(number, _)| number));
+        }
+        for ((segment, parts), removed) in segments.iter().zip(parts).zip(&mut removed) {
+            if segment.position > self.last_position {
+                continue;
             }
+            let wanted = page_ranges(parts.iter().map(|part| (segment.id, part)));
+            let mut messages = Vec::new();
+            for (_, page) in read_pages(transaction, tenant, wanted).await? {
+                collect_messages(&page, &mut messages).map_err(damaged)?;
+            }
+            messages.retain(|(_, message)| self.contain(segment.position, message));
+            removed.extend(messages.into_iter().map(|(number, _)| number));
             removed.sort_unstable();
             removed.dedup();
         }
@@ -222,10 +220,8 @@ const MAX_MERGED_BYTES: i64 = 8 * 1024 * 1024;
 const MERGED: [(u32, usize); 3] = [(512, 8), (4096, 8), (16_384, 4)];
 /// Size of the pages that one statement inserts.
 const MAX_INSERTED_BYTES: usize = 256 * 1024;
-/// With more sessions to be removed, [`Store::apply_removals`] reads all segments completely.
+/// With more sessions to be removed, [`Store::apply_removals`] reads all segments completely, and searches read all lists of messages.
 const MAX_SESSION_LOOKUPS: usize = 100;
-/// With more sessions to be removed, searches do not look for them in the segments before they read messages.
-const MAX_EXCLUDED_SESSIONS: usize = 20;
 
 /// Condition of rows that an analyzer has made. During a rebuild, searches use those of the earlier analyzer.
 macro_rules! is_of_analyzer {

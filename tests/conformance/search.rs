@@ -317,3 +317,37 @@ async fn entries_that_are_to_be_removed_do_not_take_the_places_of_others(backend
     demo.index_all().await;
     assert_eq!(demo.indexed().await.len(), 2);
 }
+
+/// A removal concerns only its messages, also if it begins with the first one, and whatever the number of other removals is.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_messages_of_removals_are_left_out(backend: Backend) {
+    const REMOVE: &str = "INSERT INTO search_removals (tenant_id, session_id, first_seq, last_seq, position)";
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    demo.index_all().await;
+    for _ in 0..40 {
+        demo.say(&["apples"]).await;
+    }
+    demo.index_all().await;
+    assert_eq!(sql.number("SELECT max(messages) FROM search_segments").await, 40);
+    let lookup = async |enough| {
+        let found = demo.lookup(&SearchFilter::default(), &[probe(&[&["appl"]])], enough).await.remove(0);
+        seqs(&found)
+    };
+    sql.run(&format!("{REMOVE} SELECT tenant_id, 'demo', 1, 1, position FROM search_segments")).await;
+    assert_eq!(lookup(99).await, (2..=40).rev().collect::<Vec<_>>());
+    sql.run(&format!("{REMOVE} SELECT tenant_id, 'demo', 39, 40, position FROM search_segments")).await;
+    assert_eq!(lookup(1).await, [38]);
+    let others: Vec<String> = (0..200).map(|number| format!("('other {number}')")).collect();
+    let others = others.join(", ");
+    sql.run(&format!(
+        "WITH others (other) AS (VALUES {others})
+        {REMOVE} SELECT tenant_id, other, 1, 99, position FROM search_segments CROSS JOIN others"
+    ))
+    .await;
+    assert_eq!(lookup(1).await, [38]);
+    demo.index_all().await;
+    assert_eq!(seqs(&demo.indexed().await), (2..=38).collect::<Vec<_>>());
+}

@@ -655,3 +655,25 @@ async fn rows_become_segments_and_segments_are_merged(backend: Backend) {
     let rest: Vec<MessageRef> = expected.into_iter().filter(|found| found.session.as_str() != "s3").collect();
     assert_eq!(demo.indexed().await, rest);
 }
+
+/// Few messages become a segment, too, if their terms are large: searches read the others.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_rows_become_a_segment(backend: Backend) {
+    const MESSAGES: usize = 60;
+    let demo = Conversation::on(&backend).await;
+    let mut sql = Sql::on(&backend).await;
+    let text =
+        |message: usize| (0..10_000).map(|word| format!("w{message}x{word}")).collect::<Vec<_>>().join(" ");
+    let texts: Vec<String> = (0..MESSAGES).map(text).collect();
+    demo.say(&texts.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    demo.index_all().await;
+    assert!(sql.number("SELECT count(*) FROM search_segments").await > 0);
+    let unmerged = sql.number("SELECT CAST(coalesce(sum(bytes), 0) AS bigint) FROM search_recent").await;
+    assert!(unmerged < 1024 * 1024, "{unmerged} bytes");
+    assert_eq!(demo.indexed().await.len(), MESSAGES);
+    // A removal reads them in parts.
+    assert!(demo.erase().await);
+    assert_eq!(demo.indexed().await, []);
+}
