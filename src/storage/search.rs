@@ -140,14 +140,14 @@ impl IndexSnapshot {
             let of_open = query(&of_open);
             let has_prefixes = !of_open.ranges().iter().all(KeyRange::is_exact);
             let (mut messages, mut bytes) = (0, 0);
-            let has_place = |segment: &&segments::Segment| {
-                let has_place = messages < max_messages && (!has_prefixes || bytes < MAX_PREFIX_BYTES);
+            let fits = |segment: &&segments::Segment| {
+                let fits = messages < max_messages && (!has_prefixes || bytes < MAX_PREFIX_BYTES);
                 messages += segment.messages as usize;
                 bytes += segment.bytes;
-                has_place
+                fits
             };
             let segments = unread.iter().filter_map(|place| self.segments.get(*place));
-            let segments: Vec<_> = segments.take_while(has_place).cloned().collect();
+            let segments: Vec<_> = segments.take_while(fits).cloned().collect();
             if open.is_empty() || segments.is_empty() {
                 break;
             }

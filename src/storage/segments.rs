@@ -331,7 +331,8 @@ impl Store {
     pub(super) async fn compact_index(&self, tenant: &TenantId, analyzer: &str) -> Result<(), StoreError> {
         self.apply_removals(tenant).await?;
         let mut transaction = self.begin_snapshot(tenant).await?;
-        // Others may be removing messages again. All of these removals apply to the rows up to the first of their positions.
+        // Other removals may be pending by now. Rows up to the first of their positions can become a segment without the removed messages.
+        // Later rows stay, because they can contain new messages of a removed session, and a segment has one position.
         let removals = Removals::read(&mut transaction, tenant).await?;
         let through = removals.first_position;
         let recent =
@@ -356,6 +357,7 @@ impl Store {
             // The oldest ones, in the order in which their messages were indexed.
             segments.reverse();
             let Some(segments) = mergeable(&segments) else { return Ok(()) };
+            // The position of a merged segment is the first one, so a pending removal would concern messages after it, too.
             if !Removals::read(&mut transaction, tenant).await?.ids.is_empty() {
                 self.note_unindexed(tenant);
                 return Ok(());
@@ -405,7 +407,7 @@ impl Store {
                 return Ok(());
             }
             drop(transaction);
-            // The segments last: meanwhile, recent messages can become a segment.
+            // The segments are read last, because rows can become segments meanwhile.
             if self.remove_from_recent(tenant, &removals).await?
                 && self.remove_from_segments(tenant, &removals).await?
             {
