@@ -1,7 +1,7 @@
 //! Erasure of sessions and users.
 //!
-//! On Postgres, an erasure is one transaction, for which only writers of the same sessions wait. SQLite has one writer, so there, an
-//! erasure first hides the sessions, in one short transaction: a hidden session has no history, summary, user or metadata any
+//! On Postgres, an erasure is one transaction for each 500 sessions, for which only writers of the same sessions wait. SQLite has
+//! one writer, so there, an erasure first hides the sessions, in one short transaction: a hidden session has no history, summary, user or metadata any
 //! more, and its id is reserved, as that of an import that was abandoned. Then the rows of the hidden sessions are deleted in
 //! small transactions, between which others write, and finally the reservations. If the process dies meanwhile, the next start
 //! continues, and so does a request that writes to the session.
@@ -11,7 +11,7 @@
 use super::pool::retry_on_deadlock;
 use super::rows;
 use super::segments::REMOVE_FROM_INDEX;
-use super::statement::{AnyRow, DbRow as _, Transaction};
+use super::statement::{AnyRow, Transaction};
 use super::values::to_i64;
 use super::{Store, StoreError};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 const TRANSACTION_TIME: Duration = Duration::from_millis(40);
 /// Number of sessions of a user that a transaction hides.
 const MAX_HIDDEN_SESSIONS: usize = 250;
+/// Number of sessions of a user that a transaction of Postgres deletes, and number of their messages from which it deletes no further
+/// session. Short sessions take about a millisecond each.
+const MAX_ERASED_SESSIONS: i64 = 500;
+const MAX_ERASED_MESSAGES: i64 = 50_000;
 /// Number of versions of a memory document that a transaction deletes.
 const MAX_VERSIONS: i64 = 32;
 
@@ -87,7 +91,7 @@ impl Store {
     }
 
     /// Erases the memory document of a user, its versions, all sessions and the retention of the user. Returns `false` if there
-    /// was nothing. A user of SQLite with very many sessions is erased in several transactions.
+    /// was nothing. A user with very many sessions is erased in several transactions.
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
         const HIDE_SESSIONS: &str = hide_with_branches!(
             "SELECT * FROM (SELECT session_id FROM sessions WHERE tenant_id = $1 AND user_id = $2 LIMIT $3)"
@@ -97,13 +101,12 @@ impl Store {
             "DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2",
         ];
         if let Self::Postgres(_) = self {
-            loop {
-                let erase = || self.within_limit(self.try_to_erase_user(tenant, user));
-                if let Some(was_known) = retry_on_deadlock(erase).await? {
-                    self.apply_removals(tenant).await?;
-                    return Ok(was_known);
-                }
+            let mut was_known = false;
+            while retry_on_deadlock(|| self.within_limit(self.erase_from_user(tenant, user))).await? {
+                was_known = true;
             }
+            self.apply_removals(tenant).await?;
+            return Ok(was_known);
         }
         self.delete_old_versions(tenant, user).await?;
         let hide = async || {
@@ -137,40 +140,43 @@ impl Store {
         Ok(was_known)
     }
 
-    /// Erases a user on Postgres. Returns `None`, and erases nothing, if a session of the user was added meanwhile, as by a fork that
-    /// had locked its source before: to lock that session now could cause a deadlock.
-    async fn try_to_erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<Option<bool>, StoreError> {
-        /// In the order in which exchanges lock sessions. A session that is locked cannot be forked.
-        const LOCK_SESSIONS: &str = "\
-            SELECT count(*) AS sessions FROM (
-                SELECT 1 FROM sessions WHERE tenant_id = $1 AND user_id = $2 ORDER BY session_id FOR UPDATE
-            ) AS locked";
-        const COUNT_SESSIONS: &str =
-            "SELECT count(*) AS sessions FROM sessions WHERE tenant_id = $1 AND user_id = $2";
-        const DELETE_USER: &str = "\
-            WITH deleted_memory AS (
-                DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+    /// Erases the memory document and the retention of a user on Postgres, and some sessions. Returns `false` if there was nothing.
+    async fn erase_from_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
+        /// Locks sessions in the order in which exchanges lock them. A session that is added meanwhile, as by a fork that had locked its
+        /// source before, remains for the next transaction, because to lock it now could cause a deadlock. The condition of the last
+        /// activity is one of the index.
+        const DELETE_FROM_USER: &str = "\
+            WITH wanted AS MATERIALIZED (
+                SELECT session_id, activity_hour FROM (
+                    SELECT session_id, activity_hour,
+                        sum(last_seq) OVER (ORDER BY activity_hour DESC, session_id) - last_seq AS before
+                    FROM (
+                        SELECT session_id, activity_hour, last_seq FROM sessions WHERE tenant_id = $1 AND user_id = $2
+                        ORDER BY activity_hour DESC LIMIT $3
+                    ) AS newest
+                ) AS counted WHERE before < $4
+            ), locked AS MATERIALIZED (
+                SELECT session_id FROM sessions
+                WHERE tenant_id = $1 AND user_id = $2 AND activity_hour >= (SELECT min(activity_hour) FROM wanted)
+                    AND session_id = ANY (ARRAY(SELECT session_id FROM wanted))
+                ORDER BY session_id FOR UPDATE
             ), deleted_sessions AS (
-                DELETE FROM sessions WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
+                DELETE FROM sessions
+                WHERE tenant_id = $1 AND user_id = $2 AND activity_hour >= (SELECT min(activity_hour) FROM wanted)
+                    AND session_id = ANY (ARRAY(SELECT session_id FROM locked))
+                RETURNING 1
+            ), deleted_memory AS (
+                DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
             ), deleted_rule AS (
                 DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
             )
             SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)
                 OR EXISTS (SELECT FROM deleted_rule)";
         let mut transaction = self.begin(tenant).await?;
-        let mut count = async |sql: &'static str| {
-            let statement = transaction.statement(sql).bind(tenant.as_str()).bind(user.as_str());
-            let row = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?;
-            Ok::<i64, StoreError>(row.field("sessions")?)
-        };
-        let locked = count(LOCK_SESSIONS).await?;
-        if count(COUNT_SESSIONS).await? != locked {
-            return Ok(None);
-        }
-        let statement = transaction.statement(DELETE_USER).bind(tenant.as_str()).bind(user.as_str());
-        let was_known = statement.read().await?.is_some();
+        let statement = transaction.statement(DELETE_FROM_USER).bind(tenant.as_str()).bind(user.as_str());
+        let was_known = statement.bind(MAX_ERASED_SESSIONS).bind(MAX_ERASED_MESSAGES).read().await?.is_some();
         transaction.commit().await?;
-        Ok(Some(was_known))
+        Ok(was_known)
     }
 
     /// Deletes all versions of a memory document except the last ones, a few at a time.
