@@ -32,11 +32,13 @@ use std::thread;
 use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
+use traces::Rebuilds;
 
 mod checkpoints;
 mod disk_reserve;
 mod exchanges;
 mod heads;
+mod traces;
 mod transactions;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
@@ -100,6 +102,7 @@ pub struct Sqlite {
     search: Option<Analyzer>,
     disk_reserve: DiskReserve,
     checkpoints: Arc<Checkpoints>,
+    rebuilds: Rebuilds,
     /// Transactions that remove many rows run one at a time, so that other writers wait for one of them.
     pub(super) removal_turns: Mutex<()>,
     /// The turns of copies of sessions in parts, and of what must not run beside them.
@@ -164,6 +167,7 @@ impl Sqlite {
             checkpoints,
             search: options.search,
             disk_reserve: DiskReserve::of(&file),
+            rebuilds: Rebuilds::default(),
             removal_turns: Mutex::new(()),
             copy_turns: Mutex::new(()),
             hints,
