@@ -32,8 +32,8 @@ pub(super) struct IndexHints {
     recent: Mutex<HashMap<TenantId, (usize, usize)>>,
     /// The tenant that the worker took last.
     last_taken: Mutex<Option<TenantId>>,
-    /// The turn of [`Store::apply_removals`](super::Store::apply_removals).
-    pub(super) removals: tokio::sync::Mutex<()>,
+    /// The turns of the tenants in which messages are being removed from the index.
+    removals: Mutex<HashMap<TenantId, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 /// There is work for the worker after so many rows, or so many messages. Each search reads all of them, at about 2 µs per message.
@@ -81,6 +81,13 @@ impl IndexHints {
         tenants.remove(&tenant);
         *last = Some(tenant.clone());
         Some(tenant)
+    }
+
+    /// Returns the turn of removing messages of a tenant from the index: concurrent removals would write the same segments.
+    pub(super) fn removal_turn(&self, tenant: &TenantId) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = lock(&self.removals);
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(turns.entry(tenant.clone()).or_default())
     }
 
     /// Returns the exchange with its terms, except if it is so large that others would wait for it.

@@ -327,9 +327,13 @@ fn decode_recent(row: &AnyRow, id: i64, messages: &mut Vec<RecentMessage>) -> Re
 }
 
 impl Store {
-    /// Makes a segment of recent messages, and merges segments, if there are many. Removes messages that are to be removed before.
+    /// Makes a segment of recent messages, and merges segments, if there are many. Removes messages that are to be removed before, unless
+    /// [`Self::apply_removals`] is doing that: the worker does not wait for it, because it has work for other tenants.
     pub(super) async fn compact_index(&self, tenant: &TenantId, analyzer: &str) -> Result<(), StoreError> {
-        self.apply_removals(tenant).await?;
+        let turn = self.hints().removal_turn(tenant);
+        if let Ok(_turn) = turn.try_lock() {
+            self.apply_all_removals(tenant).await.inspect_err(|_| self.note_unindexed(tenant))?;
+        }
         let mut transaction = self.begin_snapshot(tenant).await?;
         // Other removals may be pending by now. Rows up to the first of their positions can become a segment without the removed messages.
         // Later rows stay, because they can contain new messages of a removed session, and a segment has one position.
@@ -358,8 +362,8 @@ impl Store {
             segments.reverse();
             let Some(segments) = mergeable(&segments) else { return Ok(()) };
             // The position of a merged segment is the first one, so a pending removal would concern messages after it, too.
+            // After it was applied, the worker gets the tenant again.
             if !Removals::read(&mut transaction, tenant).await?.ids.is_empty() {
-                self.note_unindexed(tenant);
                 return Ok(());
             }
             let sources =
@@ -383,18 +387,21 @@ impl Store {
         }
     }
 
-    /// Removes the messages that are to be removed from the index. After an error, the index worker tries again.
+    /// Removes the messages that are to be removed from the index. Then, or after an error, the index worker continues with the tenant.
     pub(super) async fn apply_removals(&self, tenant: &TenantId) -> Result<(), StoreError> {
-        // Concurrent calls would write the same segments.
-        let _turn = self.hints().removals.lock().await;
-        let applied = self.apply_all_removals(tenant).await;
-        if applied.is_err() {
+        let turn = self.hints().removal_turn(tenant);
+        let applied = {
+            let _turn = turn.lock().await;
+            self.apply_all_removals(tenant).await
+        };
+        if !matches!(applied, Ok(false)) {
             self.note_unindexed(tenant);
         }
-        applied
+        applied.map(drop)
     }
 
-    async fn apply_all_removals(&self, tenant: &TenantId) -> Result<(), StoreError> {
+    /// Does the same. Returns `false` if there was nothing to be removed.
+    async fn apply_all_removals(&self, tenant: &TenantId) -> Result<bool, StoreError> {
         const DELETE_REMOVALS: Sql = Sql {
             postgres: "DELETE FROM search_removals WHERE tenant_id = $1
                 AND id = ANY (ARRAY(SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST($2 AS json))))",
@@ -404,7 +411,7 @@ impl Store {
             let mut transaction = self.begin_snapshot(tenant).await?;
             let removals = Removals::read(&mut transaction, tenant).await?;
             if removals.ids.is_empty() {
-                return Ok(());
+                return Ok(false);
             }
             drop(transaction);
             // The segments are read last, because rows can become segments meanwhile.
@@ -413,7 +420,7 @@ impl Store {
             {
                 let ids = json!(removals.ids).to_string();
                 self.statement(tenant, DELETE_REMOVALS).bind(ids).execute().await?;
-                return Ok(());
+                return Ok(true);
             }
         }
     }
