@@ -90,6 +90,13 @@ impl WorkPermit {
         result
     }
 
+    /// Adds `bytes` to the memory of the request if they are free. Returns `false` otherwise.
+    #[must_use]
+    pub fn try_claim(&self, bytes: usize) -> bool {
+        let Some(share) = &self.0 else { return true };
+        share.lock().as_mut().is_some_and(|held| held.try_add_memory(bytes))
+    }
+
     /// Adds `bytes` to the memory of the request, before it uses them. If they are not free, the request gives its permit to
     /// others and waits. It holds nothing meanwhile, so that requests that wait can't block each other.
     pub async fn claim(&self, bytes: usize) -> Result<(), Overloaded> {
