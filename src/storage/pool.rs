@@ -6,6 +6,7 @@
 //! until TCP gives up after about 15 minutes.
 
 use super::StoreError;
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use sqlx::pool::PoolConnection;
@@ -29,8 +30,12 @@ const PING_TIMEOUT: Duration = Duration::from_secs(2);
 /// The buffers of a connection keep the size of its largest statement. After a large statement, every connection that returns
 /// to the pool within this time shrinks them: shrinking them always would cost a part of each statement.
 const SHRINK_AFTER_LARGE_STATEMENT: Duration = Duration::from_secs(10);
-/// Attempts of an operation that may be repeated. The connection of a retry can fail after its ping, too.
+/// Attempts of an operation on a lost connection. The connection of a retry can fail after its ping, too.
 const MAX_ATTEMPTS: usize = 3;
+/// A transaction is repeated after so many deadlocks. The first delay is up to twice as long, the others double. The server takes a second
+/// to notice a deadlock.
+const MAX_DEADLOCKS: usize = 5;
+const DEADLOCK_DELAY: Duration = Duration::from_millis(20);
 
 /// A batcher returns its connection to the pool when it was idle for this long.
 const MAX_KEPT_IDLE: Duration = Duration::from_millis(20);
@@ -261,34 +266,34 @@ pub(super) async fn retry_on_disconnect<T, F>(operation: impl Fn() -> F) -> Resu
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    retry_if(is_retryable, "lost a database connection; retrying on another one", operation).await
-}
-
-/// Runs a transaction, and runs it again if Postgres has ended it to resolve a deadlock.
-pub(super) async fn retry_on_deadlock<T, F>(transaction: impl Fn() -> F) -> Result<T, StoreError>
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
-    retry_if(StoreError::is_deadlock, "a transaction was ended by a deadlock; repeating it", transaction)
-        .await
-}
-
-/// Runs an operation, and logs `message` and runs it again as long as its error is retryable, at most [`MAX_ATTEMPTS`] times.
-async fn retry_if<T, F>(
-    is_retryable: impl Fn(&StoreError) -> bool,
-    message: &str,
-    operation: impl Fn() -> F,
-) -> Result<T, StoreError>
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
     for _ in 1..MAX_ATTEMPTS {
         match operation().await {
-            Err(error) if is_retryable(&error) => tracing::info!(%error, "{message}"),
+            Err(error) if is_retryable(&error) => {
+                tracing::info!(%error, "lost a database connection; retrying on another one");
+            }
             result => return result,
         }
     }
     operation().await
+}
+
+/// Runs a transaction, and runs it again if Postgres has ended it to resolve a deadlock. Random delays keep transactions that lock the same
+/// rows in different orders, as the triggers of erasures do, from ending each other again.
+pub(super) async fn retry_on_deadlock<T, F>(transaction: impl Fn() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let delays = ExponentialBuilder::new().with_jitter().with_min_delay(DEADLOCK_DELAY);
+    for delay in delays.with_max_times(MAX_DEADLOCKS).build() {
+        match transaction().await {
+            Err(error) if error.is_deadlock() => {
+                tracing::info!(%error, "a transaction was ended by a deadlock; repeating it");
+                sleep(delay).await;
+            }
+            result => return result,
+        }
+    }
+    transaction().await
 }
 
 impl<'p> Executor<'p> for &'_ Connections {
