@@ -38,7 +38,7 @@ pub(super) struct IndexHints {
 
 /// There is work for the worker after so many rows, or so many messages. Each search reads all of them, at about 2 µs per message.
 pub(super) const MAX_RECENT_ROWS: usize = 32;
-pub(super) const MAX_RECENT_MESSAGES: usize = 1024;
+pub(super) const MAX_RECENT_MESSAGES: usize = 512;
 /// The largest number of tenants whose rows are counted. The worker looks at the others when it looks for missing messages.
 const MAX_COUNTED_TENANTS: usize = 10_000;
 
