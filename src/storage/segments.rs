@@ -117,23 +117,6 @@ impl Removals {
         Ok(removals)
     }
 
-    /// Returns the segments that can contain messages that are to be removed.
-    async fn affected(
-        &self,
-        transaction: &mut Transaction,
-        tenant: &TenantId,
-        mut segments: Vec<Segment>,
-    ) -> Result<Vec<Segment>, StoreError> {
-        segments.retain(|segment| segment.position <= self.last_position);
-        if self.by_session.len() > MAX_SESSION_LOOKUPS {
-            return Ok(segments);
-        }
-        let numbers = read_numbers(transaction, tenant, &segments, &self.ranges()).await?;
-        let mut of_segments = numbers.chunks(self.by_session.len().max(1));
-        segments.retain(|_| of_segments.next().into_iter().flatten().any(|numbers| !numbers.is_empty()));
-        Ok(segments)
-    }
-
     /// Returns, for each segment, the ascending numbers of the messages that are to be removed, so that they take no places of others.
     pub(super) async fn find_in(
         &self,
@@ -220,7 +203,7 @@ const MAX_MERGED_BYTES: i64 = 8 * 1024 * 1024;
 const MERGED: [(u32, usize); 3] = [(512, 8), (4096, 8), (16_384, 4)];
 /// Size of the pages that one statement inserts.
 const MAX_INSERTED_BYTES: usize = 256 * 1024;
-/// With more sessions to be removed, [`Store::apply_removals`] reads all segments completely, and searches read all lists of messages.
+/// With more sessions to be removed, all lists of messages are read.
 const MAX_SESSION_LOOKUPS: usize = 100;
 
 /// Condition of rows that an analyzer has made. During a rebuild, searches use those of the earlier analyzer.
@@ -455,18 +438,15 @@ impl Store {
     async fn remove_from_segments(&self, tenant: &TenantId, removals: &Removals) -> Result<bool, StoreError> {
         let mut transaction = self.begin_snapshot(tenant).await?;
         let segments = read_segments(&mut transaction, tenant, None).await?;
-        let affected = removals.affected(&mut transaction, tenant, segments).await?;
+        let removed = removals.find_in(&mut transaction, tenant, &segments).await?;
         drop(transaction);
-        for segment in affected {
+        for (segment, _) in segments.into_iter().zip(removed).filter(|(_, removed)| !removed.is_empty()) {
             let mut transaction = self.begin_snapshot(tenant).await?;
             let pages = read_segment(&mut transaction, tenant, &segment).await?;
             drop(transaction);
             let mut builder = SegmentBuilder::default();
             let is_kept = |message: &MessageRef| !removals.contain(segment.position, message);
             builder.add_segment(pages.iter().map(Vec::as_slice), is_kept).map_err(damaged)?;
-            if builder.len() == segment.messages {
-                continue;
-            }
             let sources = Sources { recent: Vec::new(), segments: vec![segment.id] };
             let new = NewSegment::write(segment.position, segment.analyzer, builder).await;
             if !self.replace(tenant, &sources, new).await? {
