@@ -11,7 +11,7 @@
 use super::pool::retry_on_deadlock;
 use super::rows;
 use super::segments::REMOVE_FROM_INDEX;
-use super::statement::{AnyRow, Transaction};
+use super::statement::{AnyRow, DbRow as _, Transaction};
 use super::values::to_i64;
 use super::{Store, StoreError};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -51,6 +51,14 @@ macro_rules! hide_with_branches {
     };
 }
 pub(super) use hide_with_branches;
+
+/// A part of the erasure of a user.
+struct ErasedPart {
+    /// The user had no session. Sessions that another request has erased meanwhile do not count: it may not have erased the others yet.
+    is_complete: bool,
+    /// Something was erased.
+    was_known: bool,
+}
 
 impl Store {
     /// Erases a session with its user, history, summary, revisions and idempotency keys, and the branches that rewinds removed
@@ -102,8 +110,13 @@ impl Store {
         ];
         if let Self::Postgres(_) = self {
             let mut was_known = false;
-            while retry_on_deadlock(|| self.within_limit(self.erase_from_user(tenant, user))).await? {
-                was_known = true;
+            loop {
+                let erase = || self.within_limit(self.erase_from_user(tenant, user));
+                let erased = retry_on_deadlock(erase).await?;
+                was_known |= erased.was_known;
+                if erased.is_complete {
+                    break;
+                }
             }
             self.apply_removals(tenant).await?;
             return Ok(was_known);
@@ -140,8 +153,8 @@ impl Store {
         Ok(was_known)
     }
 
-    /// Erases the memory document and the retention of a user on Postgres, and some sessions. Returns `false` if there was nothing.
-    async fn erase_from_user(&self, tenant: &TenantId, user: &UserId) -> Result<bool, StoreError> {
+    /// Erases the memory document and the retention of a user on Postgres, and some sessions.
+    async fn erase_from_user(&self, tenant: &TenantId, user: &UserId) -> Result<ErasedPart, StoreError> {
         /// Locks sessions in the order in which exchanges lock them. A session that is added meanwhile, as by a fork that had locked its
         /// source before, remains for the next transaction, because to lock it now could cause a deadlock. The condition of the last
         /// activity is one of the index.
@@ -170,13 +183,16 @@ impl Store {
             ), deleted_rule AS (
                 DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2 RETURNING 1
             )
-            SELECT 1 WHERE EXISTS (SELECT FROM deleted_memory) OR EXISTS (SELECT FROM deleted_sessions)
-                OR EXISTS (SELECT FROM deleted_rule)";
+            SELECT NOT EXISTS (SELECT FROM wanted) AS is_complete, EXISTS (SELECT FROM deleted_memory)
+                OR EXISTS (SELECT FROM deleted_sessions) OR EXISTS (SELECT FROM deleted_rule) AS was_known";
         let mut transaction = self.begin(tenant).await?;
         let statement = transaction.statement(DELETE_FROM_USER).bind(tenant.as_str()).bind(user.as_str());
-        let was_known = statement.bind(MAX_ERASED_SESSIONS).bind(MAX_ERASED_MESSAGES).read().await?.is_some();
+        let statement = statement.bind(MAX_ERASED_SESSIONS).bind(MAX_ERASED_MESSAGES);
+        let row = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?;
+        let erased =
+            ErasedPart { is_complete: row.field("is_complete")?, was_known: row.field("was_known")? };
         transaction.commit().await?;
-        Ok(was_known)
+        Ok(erased)
     }
 
     /// Deletes all versions of a memory document except the last ones, a few at a time.

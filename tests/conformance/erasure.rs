@@ -273,6 +273,26 @@ async fn user_with_many_sessions_and_versions_is_erased(backend: Backend) {
     assert!(!demo.store.erase_user(&demo.tenant, &user_id(MARKER)).await.unwrap());
 }
 
+/// A request that waits for another erasure of the same user must not take its first transaction for the end.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn simultaneous_erasures_of_a_user_end_when_nothing_is_left(backend: Backend) {
+    const COUNT_SESSIONS: &str = "SELECT count(*) FROM sessions";
+    let demo = Conversation::on(&backend).await;
+    for number in 0..1100 {
+        demo.session(&format!("{number}")).record(&exchange_of(MARKER, &["a"])).await;
+    }
+    let erase = async |mut sql: Sql| {
+        let was_known = demo.store.erase_user(&demo.tenant, &user_id(MARKER)).await.unwrap();
+        assert_eq!(sql.number(COUNT_SESSIONS).await, 0);
+        was_known
+    };
+    let (first, second) = (Sql::on(&backend).await, Sql::on(&backend).await);
+    let (first, second) = tokio::join!(erase(first), erase(second));
+    assert!(first || second);
+}
+
 /// Returns the tables of the search index with a row that contains the marker.
 async fn marked_index_tables(sql: &mut Sql) -> BTreeSet<String> {
     let marked = sql.rows().await.into_iter().filter(|row| row.contains(MARKER)).map(|row| row.table);
