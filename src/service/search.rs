@@ -9,7 +9,7 @@ use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::query::Query;
+use crate::domain::search::query::{Pattern, Query};
 use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::storage::search::{IndexSnapshot, MissingMessages};
@@ -38,8 +38,8 @@ const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
 const MAX_UNINDEXED_MESSAGES: i64 = 5000;
 const MAX_UNINDEXED_BYTES: i64 = 2 * 1024 * 1024;
 
-/// The memory of a search: its candidates as rows and parsed, its neighbours, and the body of the response.
-const SEARCH_MEMORY: usize = 16 * 1024 * 1024;
+/// The memory of a simple search. Larger parts than 10 MiB wait for each other, see `capacity`.
+const SEARCH_MEMORY: usize = 8 * 1024 * 1024;
 
 /// A search request.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl MemoryService {
     pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<SearchResults, Error> {
         let own = self.config.search.ok_or(Error::SearchDisabled)?;
         let mut query = Query::parse(own, &request.text)?;
-        let thread = thread_with_memory().await?;
+        let thread = thread_with_memory(memory_of(&query)).await?;
         let mut filter = request.filter;
         let mut index = self.store.index_snapshot(tenant).await?;
         let MissingMessages { newest, others } =
@@ -187,15 +187,22 @@ impl MemoryService {
 /// Waits for a thread and the memory of a search. A search has both until it has read the index: if it waited for a thread while it has a
 /// connection, searches that wait for a connection could have all threads. Searches that wait for a thread have no memory, unless there
 /// is too little of it: then a thread that waits for memory could block requests that have some.
-async fn thread_with_memory() -> Result<Option<Thread>, Overloaded> {
+async fn thread_with_memory(bytes: usize) -> Result<Option<Thread>, Overloaded> {
     let permit = capacity::current();
-    let thread = permit.thread(SEARCH_MEMORY as u64).await;
-    if permit.try_claim(SEARCH_MEMORY) {
+    let thread = permit.thread(bytes as u64).await;
+    if permit.try_claim(bytes) {
         return Ok(thread);
     }
     drop(thread);
-    permit.claim(SEARCH_MEMORY).await?;
-    Ok(permit.thread(SEARCH_MEMORY as u64).await)
+    permit.claim(bytes).await?;
+    Ok(permit.thread(bytes as u64).await)
+}
+
+/// Returns the memory of a search: its candidates as rows and parsed, its neighbours, and the body of the response. All terms of a segment
+/// can begin with a prefix, and the messages that contain the words of a phrase are read until enough of them contain the phrase.
+fn memory_of(query: &Query) -> usize {
+    let has_prefix = query.patterns().any(|pattern| matches!(pattern, Pattern::Prefix { .. }));
+    if has_prefix || !query.phrases.is_empty() { 2 * SEARCH_MEMORY } else { SEARCH_MEMORY }
 }
 
 /// The messages that were read for a search.
