@@ -164,6 +164,15 @@ def history_table(figures):
     return table(["p50, one connection", "", "sessions of 100 messages", f"a session of {history} messages", "ratio"], rows)
 
 
+def open_loop_capacity(figures):
+    """Returns a sentence with the capacities to which the shares of the open loops refer."""
+    rates = [
+        f"{NAMES[found['system']]} {found['workload']} {found['rate']:,.0f} ({found['rate'] / found['closed_loop_rate']:.0%})"
+        for found in figures.results["open_loop_capacity"]
+    ]
+    return f"Capacity in requests per second, and its share of the highest rate of wrk: {', '.join(rates)}."
+
+
 def open_loop_table(figures):
     rows = []
     for outcome in figures.results["open_loop"]:
@@ -222,7 +231,7 @@ def benchmarks(figures):
         f"### Limits of this machine\n\n{reference_table(figures)}",
         f"### CPU time at 64 connections\n\n{cpu_table(figures)}",
         f"### Length of the history\n\n{history_table(figures)}",
-        f"### Fixed arrival rate\n\n{open_loop_table(figures)}",
+        f"### Fixed arrival rate\n\n{open_loop_capacity(figures)}\n\n{open_loop_table(figures)}",
         f"### Start, memory, index and size\n\n{service_table(figures)}",
     ]
     return "\n".join(parts)
