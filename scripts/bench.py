@@ -134,7 +134,8 @@ class Run:
         context, exchange = bench_workloads.read(20), bench_workloads.append("exchange", bench_workloads.SESSIONS)
         seconds, overload_seconds = self.options.open_loop_seconds, self.options.overload_seconds
         for service in self.services:
-            capacity, exchange_capacity = (self.open_loop_capacity(figures, service, w) for w in (context, exchange))
+            capacity = self.open_loop_capacity(figures, service, context)
+            exchange_capacity = self.open_loop_capacity(figures, service, exchange)
             self.results["open_loop"] += [
                 bench_load.run_open_loop(service, context, 0.7, capacity, seconds),
                 bench_load.run_open_loop(service, context, 4.0, capacity, overload_seconds),

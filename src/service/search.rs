@@ -38,7 +38,7 @@ const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
 const MAX_UNINDEXED_MESSAGES: i64 = 5000;
 const MAX_UNINDEXED_BYTES: i64 = 2 * 1024 * 1024;
 
-/// The memory of a simple search. Larger parts than 10 MiB wait for each other, see `capacity`.
+/// The memory of a search without phrases and prefixes. It is less than the 10 MiB from which claims of memory wait for each other.
 const SEARCH_MEMORY: usize = 8 * 1024 * 1024;
 
 /// A search request.

@@ -345,7 +345,7 @@ impl Store {
             segments.reverse();
             let Some(segments) = mergeable(&segments) else { return Ok(()) };
             // The position of a merged segment is the first one, so a pending removal would concern messages after it, too.
-            // After it was applied, the worker gets the tenant again.
+            // After the removal was applied, the worker gets the tenant again.
             if !Removals::read(&mut transaction, tenant).await?.ids.is_empty() {
                 return Ok(());
             }
@@ -383,7 +383,7 @@ impl Store {
         applied.map(drop)
     }
 
-    /// Does the same. Returns `false` if there was nothing to be removed.
+    /// Removes the messages while the caller holds the turn of the tenant. Returns `false` if there was nothing to be removed.
     async fn apply_all_removals(&self, tenant: &TenantId) -> Result<bool, StoreError> {
         const DELETE_REMOVALS: Sql = Sql {
             postgres: "DELETE FROM search_removals WHERE tenant_id = $1
