@@ -275,7 +275,8 @@ impl MemoryService {
         let metrics = ServiceMetrics::new();
         let context_cache = ContextCache::new(config.context_cache_bytes, metrics.cache.clone());
         let slots = config.rerank.as_ref().map_or(0, |rerank| rerank.max_concurrent_calls);
-        let rerank_calls = FairQueue::new(Capacity { slots, memory: 0, memory_of_client: 0 });
+        let rerank_calls =
+            FairQueue::new(Capacity { slots, further_slots: 0, memory: 0, memory_of_client: 0 });
         let large_copies = Semaphore::new(1);
         Self(Arc::new(Parts {
             store,
@@ -342,7 +343,8 @@ mod tests {
 
     #[tokio::test]
     async fn write_holds_the_memory_of_its_request_after_the_client_has_disconnected() {
-        let queue = FairQueue::new(Capacity { slots: 1, memory: 100, memory_of_client: 100 });
+        let queue =
+            FairQueue::new(Capacity { slots: 1, further_slots: 0, memory: 100, memory_of_client: 100 });
         let client = ClientId(1);
         let held = queue.try_acquire(Claim { client, cost: 1, slot: true, memory: 60, turn: Turn::New });
         let permit = WorkPermit::new(&queue, &queue, client, None, held);

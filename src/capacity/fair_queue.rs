@@ -21,6 +21,8 @@ pub struct ClientId(pub u64);
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
     pub slots: usize,
+    /// Further slots, each for a client that holds none, so that it does not wait for long work of another one.
+    pub further_slots: usize,
     /// In bytes. Claims of more than an eighth of it get at most three quarters, so that small ones do not wait for them.
     pub memory: usize,
     /// The part of the memory that one client can hold, so that clients that do not read their responses leave memory for
@@ -92,6 +94,8 @@ pub struct FairQueue {
 struct State {
     slots_in_use: usize,
     memory_in_use: usize,
+    /// The slots of each client that holds some. Not counted if there are no further slots.
+    slots_of: HashMap<ClientId, usize>,
     /// The memory of each client that holds some.
     memory_of: HashMap<ClientId, usize>,
     /// The claims that wait, by start tag and arrival.
@@ -144,7 +148,7 @@ impl FairQueue {
     pub fn try_acquire(self: &Arc<Self>, claim: Claim) -> Option<Held> {
         let claim = self.reduced(claim);
         let mut state = self.lock();
-        let is_free = (!claim.slot || state.slots_in_use < self.capacity.slots)
+        let is_free = (!claim.slot || self.has_slot(&state, claim.client))
             && (claim.memory == 0 || self.is_next(&state, &claim) && self.has_memory(&state, &claim));
         is_free.then(|| self.grant(&mut state, &claim))
     }
@@ -174,7 +178,7 @@ impl FairQueue {
     #[must_use]
     pub fn end(&self, client: ClientId) -> QueueEnd {
         let state = self.lock();
-        let claims_before = if state.slots_in_use < self.capacity.slots {
+        let claims_before = if self.has_slot(&state, client) {
             0
         } else {
             let own = state.clients.get(&client).map_or(0, |backlog| backlog.waiting);
@@ -214,6 +218,12 @@ impl FairQueue {
         before == 0
     }
 
+    fn has_slot(&self, state: &State, client: ClientId) -> bool {
+        let Capacity { slots, further_slots, .. } = self.capacity;
+        state.slots_in_use < slots
+            || state.slots_in_use < slots + further_slots && !state.slots_of.contains_key(&client)
+    }
+
     fn has_memory(&self, state: &State, claim: &Claim) -> bool {
         let memory = self.capacity.memory;
         let available = if self.is_large(claim) { memory / 4 * 3 } else { memory };
@@ -226,8 +236,13 @@ impl FairQueue {
     }
 
     fn grant(self: &Arc<Self>, state: &mut State, claim: &Claim) -> Held {
-        state.slots_in_use += usize::from(claim.slot);
-        state.granted += u64::from(claim.slot);
+        if claim.slot {
+            state.slots_in_use += 1;
+            state.granted += 1;
+            if self.capacity.further_slots > 0 {
+                *state.slots_of.entry(claim.client).or_default() += 1;
+            }
+        }
         state.add_memory(claim.client, claim.memory);
         let (client, slot, memory) = (claim.client, claim.slot, claim.memory);
         Held { queue: Arc::clone(self), client, slot, memory }
@@ -240,8 +255,8 @@ impl FairQueue {
         let (mut grants, mut after) = (Vec::new(), None);
         let (mut memory_is_short, mut large_memory_is_short) = (false, false);
         loop {
-            let has_slot = state.slots_in_use < self.capacity.slots;
-            if !has_slot && state.waiting_without_slot == 0 {
+            let Capacity { slots, further_slots, .. } = self.capacity;
+            if state.slots_in_use >= slots + further_slots && state.waiting_without_slot == 0 {
                 break;
             }
             let range = after.map_or_else(|| state.waiting.range(..), |after| state.waiting.range(after..));
@@ -250,7 +265,7 @@ impl FairQueue {
                 let claim = &waiter.claim;
                 let is_large = self.is_large(claim);
                 let is_delayed = memory_is_short || is_large && large_memory_is_short;
-                if claim.slot && !has_slot || claim.memory > 0 && is_delayed {
+                if claim.slot && !self.has_slot(state, claim.client) || claim.memory > 0 && is_delayed {
                     continue;
                 }
                 if claim.memory > 0 && !self.has_memory(state, claim) {
@@ -284,6 +299,8 @@ impl FairQueue {
     pub(crate) fn in_use(&self) -> (usize, usize) {
         let state = self.lock();
         assert_eq!(state.memory_of.values().sum::<usize>(), state.memory_in_use);
+        let slots = if self.capacity.further_slots > 0 { state.slots_in_use } else { 0 };
+        assert_eq!(state.slots_of.values().sum::<usize>(), slots);
         (state.slots_in_use, state.memory_in_use)
     }
 }
@@ -328,6 +345,16 @@ impl State {
         self.waiting_for_little_memory -= usize::from(claim.memory > 0 && !waiter.is_large);
         self.waiting_without_slot -= usize::from(!claim.slot);
         Some(waiter)
+    }
+
+    fn subtract_slot(&mut self, client: ClientId) {
+        self.slots_in_use -= 1;
+        if let Some(held) = self.slots_of.get_mut(&client) {
+            *held -= 1;
+            if *held == 0 {
+                self.slots_of.remove(&client);
+            }
+        }
     }
 
     fn add_memory(&mut self, client: ClientId, memory: usize) {
@@ -390,7 +417,9 @@ impl Held {
             return;
         }
         let mut state = self.queue.lock();
-        state.slots_in_use -= usize::from(self.slot);
+        if self.slot {
+            state.subtract_slot(self.client);
+        }
         state.subtract_memory(self.client, self.memory);
         state.add_memory(self.client, bytes);
         (self.slot, self.memory) = (false, bytes);
@@ -436,7 +465,7 @@ mod tests {
     type Waiting = Pin<Box<dyn Future<Output = Held> + Send>>;
 
     fn queue(slots: usize, memory: usize) -> Arc<FairQueue> {
-        FairQueue::new(Capacity { slots, memory, memory_of_client: memory / 2 })
+        FairQueue::new(Capacity { slots, further_slots: 0, memory, memory_of_client: memory / 2 })
     }
 
     fn claim(client: u64, cost: u64) -> Claim {
@@ -497,6 +526,25 @@ mod tests {
         assert_eq!(claims_before, [100, 3, 2]);
         drop(held);
         assert!(poll(&mut new).is_some());
+    }
+
+    #[test]
+    fn client_without_slot_gets_a_further_one() {
+        let capacity = Capacity { slots: 2, further_slots: 1, memory: 0, memory_of_client: 0 };
+        let queue = FairQueue::new(capacity);
+        let own = [1, 1].map(|client| queue.try_acquire(claim(client, 1)).expect("free"));
+        assert!(queue.try_acquire(claim(1, 1)).is_none());
+        let mut waiting: Waiting = Box::pin(queue.acquire(claim(1, 1)));
+        let claims_before = [1, 2].map(|client| queue.end(ClientId(client)).claims_before);
+        assert_eq!(claims_before, [1, 0]);
+        let other = queue.try_acquire(claim(2, 1)).expect("the client holds none");
+        assert!(queue.try_acquire(claim(2, 1)).is_none() && queue.try_acquire(claim(3, 1)).is_none());
+        let mut third: Waiting = Box::pin(queue.acquire(claim(3, 1)));
+        assert!(poll(&mut waiting).is_none() && poll(&mut third).is_none());
+        drop(own);
+        assert!(poll(&mut waiting).is_some() && poll(&mut third).is_some());
+        drop(other);
+        assert_eq!(queue.in_use(), (0, 0));
     }
 
     #[test]
@@ -581,7 +629,8 @@ mod tests {
         fn capacity_is_never_exceeded(
             steps in prop::collection::vec((0u64..4, 1u64..50, any::<bool>(), 0usize..30, 0u8..4), 1..120)
         ) {
-            let queue = queue(3, 40);
+            let capacity = Capacity { slots: 2, further_slots: 1, memory: 40, memory_of_client: 20 };
+            let queue = FairQueue::new(capacity);
             let (mut waiting, mut held): (Vec<Waiting>, Vec<Held>) = (Vec::new(), Vec::new());
             for (client, cost, slot, memory, action) in steps {
                 match action {
@@ -596,6 +645,8 @@ mod tests {
                 });
                 let (slots, memory) = queue.in_use();
                 prop_assert!(slots <= 3 && memory <= 40);
+                let has_slot = |client: u64| held.iter().any(|held| held.slot && held.client == ClientId(client));
+                prop_assert!(slots < 3 || (0..4).filter(|client| has_slot(*client)).count() >= 2);
                 prop_assert_eq!(slots, held.iter().filter(|held| held.slot).count());
                 prop_assert_eq!(memory, held.iter().map(|held| held.memory).sum::<usize>());
             }

@@ -59,7 +59,9 @@ impl CallMemoryLimit {
     /// Creates the limit for `bytes` in total.
     pub(super) fn new(bytes: usize) -> Self {
         let memory = bytes / 2;
-        let half = || FairQueue::new(Capacity { slots: 0, memory, memory_of_client: memory / 4 * 3 });
+        let half = || {
+            FairQueue::new(Capacity { slots: 0, further_slots: 0, memory, memory_of_client: memory / 4 * 3 })
+        };
         Self { starts: half(), responses: half() }
     }
 

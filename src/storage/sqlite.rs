@@ -12,6 +12,7 @@ use super::migrations::{
 use super::values::DbTime;
 use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions};
 use crate::blocking;
+use crate::capacity::{self, Capacity};
 use crate::domain::search::analyzer::Analyzer;
 use checkpoints::Checkpoints;
 use disk_reserve::DiskReserve;
@@ -58,12 +59,8 @@ const FULL: u32 = 13;
 /// Returns the largest number of connections that read. Each has a thread, and statements do not wait for anything except the
 /// disk, so a few more than the cores can run at a time are enough.
 fn max_readers() -> u32 {
-    (2 * cores()).max(4)
-}
-
-fn cores() -> u32 {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    u32::try_from(cores).unwrap_or(1)
+    u32::try_from(2 * cores).unwrap_or(u32::MAX).max(4)
 }
 
 /// Creates the file if it does not exist, so that only its owner can read the conversations. SQLite gives its log the same
@@ -150,8 +147,10 @@ impl Sqlite {
         let connect_reader = connect.clone();
         let readers =
             pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
-        // The thread of a connection inherits the priority of the thread that opens it.
-        let searches = pool(cores()).min_connections(cores());
+        // As many as searches have threads. The thread of a connection inherits the priority of the thread that opens it.
+        let Capacity { slots, further_slots, .. } = capacity::threads();
+        let connections = u32::try_from(slots + further_slots).unwrap_or(u32::MAX);
+        let searches = pool(connections).min_connections(connections);
         let connect = connect.pragma("cache_size", SEARCH_CACHE);
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
         let checkpoints = Checkpoints::start(writing);

@@ -18,7 +18,7 @@
 //! wait. The layers of `tower` do not replace this: `ConcurrencyLimit` and `LoadShed` have neither a queue timeout nor a permit
 //! that a request can release while it waits for a model.
 
-use crate::capacity::{Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, Turn, WorkPermit};
+use crate::capacity::{self, Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, Turn, WorkPermit};
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
 use crate::http::error::Problem;
@@ -138,18 +138,23 @@ impl Admission {
             Quota::per_second(rate).allow_burst(NonZeroU32::new(limits.request_burst).unwrap_or(rate))
         });
         let memory = limits.max_bytes_in_flight / 2;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             limits: Arc::clone(limits),
             read_timeout,
             in_flight: Arc::new(Semaphore::new(limits.max_requests_in_flight)),
-            bodies: FairQueue::new(Capacity { slots: 0, memory, memory_of_client: memory / 2 }),
+            bodies: FairQueue::new(Capacity {
+                slots: 0,
+                further_slots: 0,
+                memory,
+                memory_of_client: memory / 2,
+            }),
             requests: FairQueue::new(Capacity {
                 slots: limits.concurrent_requests(),
+                further_slots: 0,
                 memory,
                 memory_of_client: memory / 4 * 3,
             }),
-            threads: FairQueue::new(Capacity { slots: cores, memory: 0, memory_of_client: 0 }),
+            threads: FairQueue::new(capacity::threads()),
             pace: Pace::new(limits.queue_timeout),
             clients: RandomState::new(),
             rate_limiter: quota.map(RateLimiter::keyed),
