@@ -6,10 +6,10 @@ use super::{Error, MemoryService, StoredMessage, decode_message, to_i64};
 use crate::blocking;
 use crate::capacity::{self, Overloaded, Thread};
 use crate::domain::id::{SessionId, TenantId};
-use crate::domain::message::Role;
+use crate::domain::message::{Message, Role};
 use crate::domain::search::MessageRef;
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::query::{Pattern, Query};
+use crate::domain::search::query::Query;
 use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::storage::search::{IndexSnapshot, MissingMessages};
@@ -38,7 +38,8 @@ const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
 const MAX_UNINDEXED_MESSAGES: i64 = 5000;
 const MAX_UNINDEXED_BYTES: i64 = 2 * 1024 * 1024;
 
-/// The memory of a search without phrases and prefixes. It is less than the 10 MiB from which claims of memory wait for each other.
+/// The memory of a search: its candidates as rows and parsed, its neighbours, and the body of the response. It is less than the 10 MiB from
+/// which claims of memory wait for each other.
 const SEARCH_MEMORY: usize = 8 * 1024 * 1024;
 
 /// A search request.
@@ -89,7 +90,7 @@ impl MemoryService {
     pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<SearchResults, Error> {
         let own = self.config.search.ok_or(Error::SearchDisabled)?;
         let mut query = Query::parse(own, &request.text)?;
-        let thread = thread_with_memory(memory_of(&query)).await?;
+        let thread = thread_with_memory().await?;
         let mut filter = request.filter;
         let mut index = self.store.index_snapshot(tenant).await?;
         let MissingMessages { newest, others } =
@@ -132,18 +133,18 @@ impl MemoryService {
         drop(index);
         drop(thread);
         ranked.truncate(ranked_hits);
-        let found =
-            || ranked.iter().filter_map(|(index, score)| Some((read.candidates.get(*index)?, *score)));
-        let mut hits: Vec<SearchHit> = found()
-            .map(|(candidate, score)| {
-                SearchHit::new(candidate, score, snippet(analyzer, &query, &candidate.text))
-            })
-            .collect();
-        let texts = if self.config.rerank.is_some() {
-            found().zip(&hits).map(|((candidate, _), hit)| hit.short_text(&candidate.text)).collect()
-        } else {
-            Vec::new()
-        };
+        let found = ranked.iter().filter_map(|(index, score)| {
+            let candidate = read.candidates.get(*index)?;
+            candidate.content.as_ref().map(|content| (candidate, content, *score))
+        });
+        let (mut hits, mut texts) = (Vec::with_capacity(ranked.len()), Vec::new());
+        for (candidate, (message, text), score) in found {
+            let hit = SearchHit::new(candidate, message, score, snippet(analyzer, &query, text));
+            if self.config.rerank.is_some() {
+                texts.push(hit.short_text(text));
+            }
+            hits.push(hit);
+        }
         drop(read);
         let ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
         hits.truncate(limit);
@@ -187,22 +188,15 @@ impl MemoryService {
 /// Waits for a thread and the memory of a search. A search has both until it has read the index: if it waited for a thread while it has a
 /// connection, searches that wait for a connection could have all threads. Searches that wait for a thread have no memory, unless there
 /// is too little of it: then a thread that waits for memory could block requests that have some.
-async fn thread_with_memory(bytes: usize) -> Result<Option<Thread>, Overloaded> {
+async fn thread_with_memory() -> Result<Option<Thread>, Overloaded> {
     let permit = capacity::current();
-    let thread = permit.thread(bytes as u64).await;
-    if permit.try_claim(bytes) {
+    let thread = permit.thread(SEARCH_MEMORY as u64).await;
+    if permit.try_claim(SEARCH_MEMORY) {
         return Ok(thread);
     }
     drop(thread);
-    permit.claim(bytes).await?;
-    Ok(permit.thread(bytes as u64).await)
-}
-
-/// Returns the memory of a search: its candidates as rows and parsed, its neighbours, and the body of the response. All terms of a segment
-/// can begin with a prefix, and the messages that contain the words of a phrase are read until enough of them contain the phrase.
-fn memory_of(query: &Query) -> usize {
-    let has_prefix = query.patterns().any(|pattern| matches!(pattern, Pattern::Prefix { .. }));
-    if has_prefix || !query.phrases.is_empty() { 2 * SEARCH_MEMORY } else { SEARCH_MEMORY }
+    permit.claim(SEARCH_MEMORY).await?;
+    Ok(permit.thread(SEARCH_MEMORY as u64).await)
 }
 
 /// The messages that were read for a search.
@@ -266,8 +260,8 @@ impl ReadMessages {
 }
 
 impl SearchHit {
-    fn new(candidate: &Candidate, score: f64, snippet: Snippet) -> Self {
-        let Candidate { place: MessageRef { session, seq }, created_at, message, .. } = candidate;
+    fn new(candidate: &Candidate, message: &Message, score: f64, snippet: Snippet) -> Self {
+        let Candidate { place: MessageRef { session, seq }, created_at, .. } = candidate;
         Self {
             session_id: session.clone(),
             seq: *seq,
@@ -293,7 +287,6 @@ impl SearchHit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::message::Message;
 
     #[test]
     fn message_with_a_phrase_of_stop_words_matches() {

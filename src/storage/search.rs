@@ -96,7 +96,7 @@ const FIRST_MESSAGES: usize = 16_384;
 /// Largest number of messages of a read, multiplied by the number of terms. A term has about one byte per message at most.
 const MAX_NUMBERS: usize = 3_000_000;
 /// Size of the segments of a read with prefixes: all of their terms can begin with a prefix.
-const MAX_PREFIX_BYTES: i64 = 8 * 1024 * 1024;
+const MAX_PREFIX_BYTES: i64 = 2 * 1024 * 1024;
 /// With fewer segments, those of a session or user are not looked for before the words of the query.
 const MANY_SEGMENTS: usize = 5;
 /// Largest size of the terms of the recent messages that a search reads. Usually there are a few hundred messages at most.

@@ -646,20 +646,16 @@ pub(super) async fn read_numbers(
     let wanted =
         page_ranges(segments.iter().flat_map(|segment| ranges.iter().map(|range| (segment.id, range))));
     let pages = read_pages(transaction, tenant, wanted).await?;
-    let (mut numbers, ranges) = (vec![Vec::new(); segments.len() * ranges.len()], ranges.to_vec());
-    let bytes = pages.iter().map(|(_, page)| page.len()).sum();
+    let messages: Vec<u32> = segments.iter().map(|segment| segment.messages).collect();
+    let (ranges, bytes) = (ranges.to_vec(), pages.iter().map(|(_, page)| page.len()).sum());
     let collect = move || {
-        let range_of = |place: usize| ranges.get(place % ranges.len().max(1)).ok_or(DamagedPage);
+        let mut pages_of = vec![Vec::new(); messages.len() * ranges.len()];
         for (place, page) in pages {
-            collect_numbers(&page, range_of(place)?, numbers.get_mut(place).ok_or(DamagedPage)?)?;
+            pages_of.get_mut(place).ok_or(DamagedPage)?.push(page);
         }
-        for (place, numbers) in numbers.iter_mut().enumerate() {
-            if !range_of(place)?.is_exact() {
-                numbers.sort_unstable();
-                numbers.dedup();
-            }
-        }
-        Ok(numbers)
+        let keys = messages.iter().flat_map(|messages| ranges.iter().map(|range| (range, *messages)));
+        let numbers = |(pages, (range, messages)): (&Vec<_>, _)| collect_numbers(pages, range, messages);
+        pages_of.iter().zip(keys).map(numbers).collect::<Result<_, _>>()
     };
     blocking::spawn_cpu_if_large(bytes, collect).await.map_err(damaged)
 }

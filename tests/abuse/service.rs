@@ -2,7 +2,7 @@
 
 use crate::process::{Precis, Process};
 use crate::support::backend::Backend;
-use crate::support::client::TestClient;
+use crate::support::client::{Request, TestClient};
 use crate::support::memory::peak_kib;
 use precis::domain::api_key::Scope;
 use serde_json::json;
@@ -66,19 +66,39 @@ impl Bystander {
 
     /// Sends contexts, and an exchange now and then, until the attack ends, at least for this long.
     pub(crate) async fn measure(&self, time: Duration, attack: impl Future<Output = ()>) -> Measured {
+        let request = |number: usize| {
+            if number % 20 == 19 {
+                let body = json!({"user_message": "a", "assistant_reply": "b"});
+                self.client.post("/sessions/other/exchanges", body)
+            } else {
+                self.client.post("/sessions/small/context", r#"{"user_message":"And now?"}"#)
+            }
+        };
+        self.measure_requests(time, request, attack).await
+    }
+
+    /// Does the same with searches.
+    pub(crate) async fn measure_searches(
+        &self,
+        time: Duration,
+        attack: impl Future<Output = ()>,
+    ) -> Measured {
+        self.measure_requests(time, |_| self.client.get("/search?q=subject+%22in+favour%22"), attack).await
+    }
+
+    async fn measure_requests(
+        &self,
+        time: Duration,
+        request: impl Fn(usize) -> Request,
+        attack: impl Future<Output = ()>,
+    ) -> Measured {
         let (mut sent, mut served, mut latencies) = (0, 0, Vec::new());
         let began = Instant::now();
         let mut attack = std::pin::pin!(attack);
         let mut has_ended = false;
         while began.elapsed() < time || !has_ended {
             let at = Instant::now();
-            let request = if sent % 20 == 19 {
-                let body = json!({"user_message": "a", "assistant_reply": "b"});
-                self.client.post("/sessions/other/exchanges", body)
-            } else {
-                self.client.post("/sessions/small/context", r#"{"user_message":"And now?"}"#)
-            };
-            let request = request.unchecked();
+            let request = request(sent).unchecked();
             let mut request = std::pin::pin!(request);
             let response = loop {
                 tokio::select! {

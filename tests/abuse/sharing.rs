@@ -2,7 +2,7 @@
 
 use crate::service::{Bystander, Service, flood};
 use crate::support::backend::Backend;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Duration;
 use test_case::test_case;
 
@@ -24,13 +24,19 @@ async fn large_requests_of_one_tenant_leave_others_their_share(backend: Backend)
     let service = Service::start(backend, &[]).await;
     let attacker = service.tenant("attacker").await;
     let bystander = Bystander::new(&service, "bystander").await;
-    for number in 0..10 {
-        let text = format!("the ferry leaves at {number} ").repeat(400);
-        attacker.record("words", &vec![json!({"role": "user", "content": text}); 50]).await;
+    for session in 0..10 {
+        let message = |number: usize| {
+            let words = (0..1500).map(|word| format!(" f{}", (number * 1500 + word) * 7919 % 50_021));
+            json!({"role": "user", "content": format!("the ferry{}", words.collect::<String>())})
+        };
+        let messages: Vec<Value> = (0..50).map(|number| message(session * 50 + number)).collect();
+        attacker.record("words", &messages).await;
     }
     attacker.get("/search?q=ferry").await.ok(200);
     let idle = bystander.measure(duration(), async {}).await;
     println!("idle: {}", idle.figures());
+    let idle_searches = bystander.measure_searches(duration(), async {}).await;
+    println!("idle: searches: {}", idle_searches.figures());
     let marks = |bytes: usize| json!({"user_message": "!".repeat(bytes), "assistant_reply": "b"}).to_string();
     let four =
         json!({"messages": vec![json!({"role": "user", "content": "!".repeat(1 << 20)}); 4]}).to_string();
@@ -41,10 +47,11 @@ async fn large_requests_of_one_tenant_leave_others_their_share(backend: Backend)
         ("exchanges of 1 MB", 6, "POST", exchanges("b"), marks(1 << 20)),
         ("contexts with 2 MB", 4, "POST", "/sessions/c/context".to_owned(), question),
         ("searches", 6, "GET", "/search?q=ferry&limit=50".to_owned(), String::new()),
+        ("searches with prefixes", 8, "GET", "/search?q=f*+ferr*".to_owned(), String::new()),
         ("small contexts", 100, "POST", "/sessions/d/context".to_owned(), String::new()),
     ] {
-        let flooding = {
-            let attacker = attacker.clone();
+        let flooding = || {
+            let (attacker, path, body) = (attacker.clone(), path.clone(), body.clone());
             async move {
                 let request = async move |_| {
                     let request = attacker.request(method.parse().expect("a method"), &path);
@@ -55,10 +62,14 @@ async fn large_requests_of_one_tenant_leave_others_their_share(backend: Backend)
                 println!("{attack} by {clients} clients: {statuses:?}");
             }
         };
-        let served = bystander.measure(duration(), flooding).await;
+        let served = bystander.measure(duration(), flooding()).await;
         println!("beside them: {}; peak {} MB", served.figures(), service.peak_memory());
-        assert!(served.sent >= 10, "{attack}: {}", served.figures());
-        // A busy machine has outliers. Without shares, at most a tenth is served.
-        assert!(served.served * 100 >= served.sent * 90, "{attack}: {}", served.figures());
+        let searches = bystander.measure_searches(duration(), flooding()).await;
+        println!("beside them: searches: {}; peak {} MB", searches.figures(), service.peak_memory());
+        for served in [served, searches] {
+            assert!(served.sent >= 10, "{attack}: {}", served.figures());
+            // A busy machine has outliers. Without shares, at most a tenth is served.
+            assert!(served.served * 100 >= served.sent * 90, "{attack}: {}", served.figures());
+        }
     }
 }

@@ -37,9 +37,8 @@ const MAX_NEIGHBOURS: usize = 50;
 pub struct Candidate {
     pub place: MessageRef,
     pub created_at: OffsetDateTime,
-    pub message: Message,
-    /// The searchable text of the message.
-    pub text: String,
+    /// The message and its searchable text. `None` if the message can only be a neighbour of hits.
+    pub content: Option<(Message, String)>,
     pub text_match: TextMatch,
     speaker: Option<Speaker>,
 }
@@ -54,7 +53,8 @@ impl Candidate {
     ) -> Self {
         let text = searchable_text(&message);
         let (speaker, text_match) = (speaker(&message, &text), TextMatch::new(analyzer, query, &text));
-        Self { place, created_at, message, text, text_match, speaker }
+        let content = text_match.is_allowed.then_some((message, text));
+        Self { place, created_at, content, text_match, speaker }
     }
 }
 

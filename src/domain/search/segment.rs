@@ -168,11 +168,31 @@ impl SegmentBuilder {
     }
 }
 
-/// Adds the numbers of the messages with a term of a range, as far as a page contains it.
+/// Returns the ascending numbers of the messages with a term of a range, among `messages` messages of a segment. `pages` are those that can
+/// contain keys of the range.
 ///
 /// # Errors
-/// The page is damaged.
-pub fn collect_numbers(page: &[u8], range: &KeyRange, numbers: &mut Vec<u32>) -> Result<(), DamagedPage> {
+/// A page is damaged.
+pub fn collect_numbers(pages: &[Vec<u8>], range: &KeyRange, messages: u32) -> Result<Vec<u32>, DamagedPage> {
+    let mut numbers = Vec::new();
+    if range.is_exact() {
+        pages.iter().try_for_each(|page| for_each_number(page, range, |number| numbers.push(number)))?;
+        return Ok(numbers);
+    }
+    // A message can contain many terms of the range.
+    let mut is_found = vec![false; messages as usize];
+    for page in pages {
+        for_each_number(page, range, |number| {
+            if let Some(is_found) = is_found.get_mut(number as usize) {
+                *is_found = true;
+            }
+        })?;
+    }
+    numbers.extend((0..).zip(is_found).filter(|(_, is_found)| *is_found).map(|(number, _)| number));
+    Ok(numbers)
+}
+
+fn for_each_number(page: &[u8], range: &KeyRange, mut function: impl FnMut(u32)) -> Result<(), DamagedPage> {
     let mut entries = Entries::of(page);
     while let Some(value) = entries.next()? {
         if entries.key > range.last {
@@ -180,7 +200,7 @@ pub fn collect_numbers(page: &[u8], range: &KeyRange, numbers: &mut Vec<u32>) ->
         }
         if entries.key >= range.first {
             for number in decode_numbers(value) {
-                numbers.push(number?);
+                function(number?);
             }
         }
     }
@@ -374,15 +394,11 @@ mod tests {
     }
 
     fn lookup(pages: &[Page], range: &KeyRange) -> Vec<u32> {
-        let mut numbers = Vec::new();
         // As a store does: from the last page that begins at or before the range.
         let first = pages.partition_point(|page| page.first_key <= range.first).saturating_sub(1);
-        for page in pages.iter().skip(first).take_while(|page| page.first_key <= range.last) {
-            collect_numbers(&page.bytes, range, &mut numbers).expect("sound");
-        }
-        numbers.sort_unstable();
-        numbers.dedup();
-        numbers
+        let wanted = pages.iter().skip(first).take_while(|page| page.first_key <= range.last);
+        let wanted: Vec<_> = wanted.map(|page| page.bytes.clone()).collect();
+        collect_numbers(&wanted, range, 100_000).expect("sound")
     }
 
     fn locate(pages: &[Page], number: u32) -> Option<MessageRef> {
@@ -447,8 +463,7 @@ mod tests {
         /// Any bytes are a page or an error.
         #[test]
         fn damaged_pages_are_errors(page in proptest::collection::vec(any::<u8>(), 0..99)) {
-            let mut numbers = Vec::new();
-            let _ = collect_numbers(&page, &KeyRange::prefix(""), &mut numbers);
+            let _ = collect_numbers(std::slice::from_ref(&page), &KeyRange::prefix(""), 9);
             let _ = find_message(&page, 0);
             let _ = collect_messages(&page, &mut Vec::new());
             let _ = SegmentBuilder::default().add_segment([&*page], |_| true);
