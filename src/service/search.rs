@@ -12,7 +12,7 @@ use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::Query;
 use crate::domain::search::rank::{Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
-use crate::storage::search::{IndexSnapshot, MissingMessages};
+use crate::storage::search::{IndexEntry, IndexSnapshot, MissingMessages};
 use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
@@ -110,16 +110,22 @@ impl MemoryService {
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
         let Candidates { entries, weights } =
             select_candidates(&mut index, &filter, analyzer, &query, &read.candidates).await?;
-        // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
-        let (mut unread, mut max_ranked) = (entries.as_slice(), MAX_RANKED);
-        while !unread.is_empty() {
-            let (part, rest) = unread.split_at(max_ranked.min(unread.len()));
-            (unread, max_ranked) = (rest, 2 * MAX_RANKED);
-            let located = index.locate(part).await?;
-            let refs: Vec<MessageRef> = located.into_iter().map(|(_, message)| message).collect();
-            read = read.fetch(&mut index, &filter, &refs).await?;
+        let unindexed: HashSet<MessageRef> =
+            read.candidates.iter().map(|found| found.place.clone()).collect();
+        let mut parts = entries.chunks(MAX_RANKED);
+        // A message with all words of a phrase need not contain the phrase: read more until there are enough hits. The next messages are
+        // read while the last ones are searched.
+        let has_phrases = !query.phrases.is_empty();
+        let mut messages = read_entries(&mut index, &filter, parts.next(), &unindexed).await?;
+        while let Some(of_part) = messages {
+            let next = if has_phrases { parts.next() } else { None };
+            let next = read_entries(&mut index, &filter, next, &unindexed);
+            (read, messages) = tokio::try_join!(read.add(&filter, of_part), next)?;
             if read.matches() >= ranked_hits {
                 break;
+            }
+            if !has_phrases {
+                messages = read_entries(&mut index, &filter, parts.next(), &unindexed).await?;
             }
         }
         let ranking = Ranking::new(analyzer, &query, &weights, &read.candidates);
@@ -127,7 +133,8 @@ impl MemoryService {
         // Messages around those of the index can be better hits than these.
         let neighbours = ranking.promising_neighbours(&ranked, ranked_hits);
         if !neighbours.is_empty() {
-            read = read.fetch(&mut index, &filter, &neighbours).await?;
+            let stored = index.fetch_messages(filter.user.as_ref(), &neighbours, MAX_RANKED_BYTES).await?;
+            read = read.add(&filter, stored).await?;
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
         drop(index);
@@ -199,6 +206,22 @@ async fn thread_with_memory() -> Result<Option<Thread>, Overloaded> {
     Ok(permit.thread(SEARCH_MEMORY as u64).await)
 }
 
+/// Reads the messages of entries, if there are some, except those that were read because they are missing from the index.
+async fn read_entries(
+    index: &mut IndexSnapshot,
+    filter: &SearchFilter,
+    entries: Option<&[IndexEntry]>,
+    unindexed: &HashSet<MessageRef>,
+) -> Result<Option<Vec<(SessionId, StoredMessage)>>, Error> {
+    let Some(entries) = entries else { return Ok(None) };
+    let mut messages = index.locate(entries).await?;
+    messages.retain(|message| !unindexed.contains(message));
+    if messages.is_empty() {
+        return Ok(Some(Vec::new()));
+    }
+    Ok(Some(index.fetch_messages(filter.user.as_ref(), &messages, MAX_RANKED_BYTES).await?))
+}
+
 /// The messages that were read for a search.
 struct ReadMessages {
     analyzer: Analyzer,
@@ -207,23 +230,6 @@ struct ReadMessages {
 }
 
 impl ReadMessages {
-    /// Reads messages that were not read, as far as they exist and pass the filter.
-    async fn fetch(
-        self,
-        index: &mut IndexSnapshot,
-        filter: &SearchFilter,
-        refs: &[MessageRef],
-    ) -> Result<Self, Error> {
-        let known: HashSet<&MessageRef> = self.candidates.iter().map(|known| &known.place).collect();
-        let unread: Vec<_> = refs.iter().filter(|found| !known.contains(found)).cloned().collect();
-        drop(known);
-        if unread.is_empty() {
-            return Ok(self);
-        }
-        let stored = index.fetch_messages(filter.user.as_ref(), &unread, MAX_RANKED_BYTES).await?;
-        self.add(filter, stored).await
-    }
-
     /// Adds the messages that pass the filter.
     async fn add(
         mut self,

@@ -193,10 +193,7 @@ impl IndexSnapshot {
     }
 
     /// Returns the messages of entries, in order, except those that are to be removed.
-    pub async fn locate(
-        &mut self,
-        entries: &[IndexEntry],
-    ) -> Result<Vec<(IndexEntry, MessageRef)>, StoreError> {
+    pub async fn locate(&mut self, entries: &[IndexEntry]) -> Result<Vec<MessageRef>, StoreError> {
         let segment_of = |part: usize| self.segments.get(part.checked_sub(1)?);
         let place_of = |entry: &IndexEntry| (entry.part, KeyRange::of_message(entry.number.0));
         let mut places: Vec<_> = entries.iter().map(place_of).collect();
@@ -218,7 +215,7 @@ impl IndexSnapshot {
             };
             let message = message.and_then(|message| message.ok_or(DamagedPage)).map_err(damaged)?;
             if segment.is_none_or(|segment| !self.removals.contain(segment.position, &message)) {
-                located.push((*entry, message));
+                located.push(message);
             }
         }
         Ok(located)

@@ -48,8 +48,7 @@ impl Conversation {
         let mut index = self.store.index_snapshot(&self.tenant).await.unwrap();
         let mut located = Vec::new();
         for found in index.lookup(scope, queries, enough).await.unwrap() {
-            let found = index.locate(&found.entries).await.unwrap();
-            located.push(found.into_iter().map(|(_, message)| message).collect());
+            located.push(index.locate(&found.entries).await.unwrap());
         }
         located
     }
