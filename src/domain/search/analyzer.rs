@@ -113,7 +113,7 @@ pub type StopTerms = Arc<HashSet<Arc<str>>>;
 
 /// The terms of a word, each with its unstemmed form. Most words have one. A word that consists of combining marks has none, and a
 /// word with apostrophes may have several.
-type Terms = Arc<[(Arc<str>, Arc<str>)]>;
+type Terms = Box<[(Arc<str>, Arc<str>)]>;
 
 /// Words that were analyzed, as they are written: to stem a word takes ten times as long as to find it here.
 #[derive(Debug, Default)]
@@ -142,21 +142,21 @@ impl RecentWords {
         result
     }
 
-    fn terms(&mut self, raw: &str) -> Terms {
+    /// Calls a function with the terms of a word.
+    fn with_terms<T>(&mut self, raw: &str, function: impl FnOnce(&Terms) -> T) -> T {
         if let Some(terms) = self.newer.get(raw) {
-            return Arc::clone(terms);
+            return function(terms);
         }
         let analyze = || self.analyzer.iter().flat_map(|analyzer| analyzer.word_terms(raw)).collect();
         if raw.len() > MAX_KEPT_BYTES {
-            return analyze();
+            return function(&analyze());
         }
         if self.newer.len() >= MAX_NEWER_WORDS {
             mem::swap(&mut self.older, &mut self.newer);
             self.newer.clear();
         }
         let (raw, terms) = self.older.remove_entry(raw).unwrap_or_else(|| (raw.to_owned(), analyze()));
-        self.newer.insert(raw, Arc::clone(&terms));
-        terms
+        function(self.newer.entry(raw).or_insert(terms))
     }
 }
 
@@ -266,19 +266,17 @@ impl Analyzer {
         tokens
     }
 
-    /// Returns each term of a text once, in the order of their first occurrences.
-    #[must_use]
-    pub fn distinct_terms(self, text: &str) -> Vec<Arc<str>> {
+    /// Calls a function with each term of a text once, in the order of their first occurrences.
+    pub fn for_each_distinct_term(self, text: &str, mut function: impl FnMut(&str)) {
         let words = text.len() / 6;
         let mut seen =
             foldhash::HashSet::with_capacity_and_hasher(words, foldhash::fast::RandomState::default());
-        let mut terms = Vec::with_capacity(words);
         self.visit(text, Initials::ALL, |Occurrence { term, .. }| {
-            if seen.insert(Arc::clone(term)) {
-                terms.push(Arc::clone(term));
+            if !seen.contains(term) {
+                seen.insert(Arc::clone(term));
+                function(term);
             }
         });
-        terms
     }
 
     /// Calls a function with each term of a text, in order, except those of words with other initials.
@@ -296,15 +294,19 @@ impl Analyzer {
                         position += 1;
                         continue;
                     }
-                    for (term, unstemmed) in &*recent.terms(raw) {
-                        visit(term, unstemmed, range.clone(), position, false);
-                        position += 1;
-                    }
+                    recent.with_terms(raw, |terms| {
+                        for (term, unstemmed) in terms {
+                            visit(term, unstemmed, range.clone(), position, false);
+                            position += 1;
+                        }
+                    });
                     continue;
                 }
                 let character = |range: Range<usize>| {
-                    let terms = recent.terms(text.get(range.clone())?);
-                    terms.first().map(|(character, _)| (Arc::clone(character), range))
+                    let raw = text.get(range.clone())?;
+                    let term =
+                        recent.with_terms(raw, |terms| terms.first().map(|(term, _)| Arc::clone(term)));
+                    term.map(|character| (character, range))
                 };
                 let characters: Vec<_> = characters(text, range).into_iter().filter_map(character).collect();
                 for (at, (character, range)) in characters.iter().enumerate() {
@@ -323,7 +325,9 @@ impl Analyzer {
         word_parts(raw).filter_map(move |part| {
             let unstemmed = normalize(part);
             let stem = self.stem(&unstemmed);
-            (!stem.is_empty()).then(|| (Arc::from(&*stem), Arc::from(&*unstemmed)))
+            let shared: Arc<str> = Arc::from(&*unstemmed);
+            let term = if *stem == *unstemmed { Arc::clone(&shared) } else { Arc::from(&*stem) };
+            (!term.is_empty()).then_some((term, shared))
         })
     }
 
@@ -487,11 +491,11 @@ mod tests {
     #[test]
     fn recent_words_have_a_limit() {
         let mut recent = RecentWords { analyzer: Some(Analyzer::default()), ..RecentWords::default() };
-        recent.terms(&"7".repeat(MAX_KEPT_BYTES + 1));
+        recent.with_terms(&"7".repeat(MAX_KEPT_BYTES + 1), |_| ());
         assert!(recent.newer.is_empty());
         for number in 0..3 * MAX_NEWER_WORDS {
-            recent.terms(&number.to_string());
-            recent.terms("again");
+            recent.with_terms(&number.to_string(), |_| ());
+            recent.with_terms("again", |_| ());
         }
         assert!(recent.newer.len() <= MAX_NEWER_WORDS && recent.older.len() <= MAX_NEWER_WORDS);
         assert!(recent.newer.contains_key("again"));

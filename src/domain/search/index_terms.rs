@@ -47,17 +47,17 @@ const MAX_TERM_BYTES: usize = 1_000_000;
 /// Returns the terms of a message, separated by spaces: its role, and each distinct term of its text.
 #[must_use]
 pub fn message_terms(analyzer: Analyzer, message: &Message) -> String {
-    let terms = analyzer.distinct_terms(&text::searchable_text(message));
-    let mut out = role_term(message.role());
-    let bytes = terms.iter().map(|term| 1 + term.len()).sum::<usize>();
-    out.reserve(bytes.min(MAX_TERM_BYTES));
-    for term in terms {
-        if out.len() + term.len() >= MAX_TERM_BYTES {
-            break;
+    let text = text::searchable_text(message);
+    let mut out = String::with_capacity(text.len().min(MAX_TERM_BYTES));
+    out.push_str(&role_term(message.role()));
+    let mut is_full = false;
+    analyzer.for_each_distinct_term(&text, |term| {
+        is_full |= out.len() + term.len() >= MAX_TERM_BYTES;
+        if !is_full {
+            out.push(' ');
+            out.push_str(term);
         }
-        out.push(' ');
-        out.push_str(&term);
-    }
+    });
     out
 }
 
