@@ -23,7 +23,8 @@ pub struct Capacity {
     pub slots: usize,
     /// Further slots, each for a client that holds none, so that it does not wait for long work of another one.
     pub further_slots: usize,
-    /// In bytes. Claims of more than an eighth of it get at most three quarters, so that small ones do not wait for them.
+    /// In bytes. Claims of more than an eighth of it are large. They get at most three quarters of it, so that small ones do not wait for
+    /// them, and while one waits, small ones get at most a quarter.
     pub memory: usize,
     /// The part of the memory that one client can hold, so that clients that do not read their responses leave memory for
     /// others. Larger claims are reduced to it.
@@ -94,6 +95,8 @@ pub struct FairQueue {
 struct State {
     slots_in_use: usize,
     memory_in_use: usize,
+    /// The part of the memory that large claims hold.
+    large_memory_in_use: usize,
     /// The slots of each client that holds some. Not counted if there are no further slots.
     slots_of: HashMap<ClientId, usize>,
     /// The memory of each client that holds some.
@@ -149,7 +152,7 @@ impl FairQueue {
         let claim = self.reduced(claim);
         let mut state = self.lock();
         let is_free = (!claim.slot || self.has_slot(&state, claim.client))
-            && (claim.memory == 0 || self.is_next(&state, &claim) && self.has_memory(&state, &claim));
+            && (claim.memory == 0 || self.has_memory_at_once(&state, &claim));
         is_free.then(|| self.grant(&mut state, &claim))
     }
 
@@ -159,7 +162,7 @@ impl FairQueue {
         let (granted, grant) = oneshot::channel();
         let place = {
             let mut state = self.lock();
-            let place = state.enqueue(claim, self.is_large(&claim), granted);
+            let place = state.enqueue(claim, self.is_large(claim.memory), granted);
             let grants = self.grant_waiting(&mut state);
             drop(state);
             send(grants);
@@ -206,16 +209,16 @@ impl FairQueue {
         Claim { memory: claim.memory.min(memory_of_client).min(memory / 4 * 3), ..claim }
     }
 
-    /// Returns `true` if the claim needs a large part of the memory.
-    fn is_large(&self, claim: &Claim) -> bool {
-        claim.memory > self.capacity.memory / 8
+    /// Returns `true` for a large part of the memory.
+    fn is_large(&self, memory: usize) -> bool {
+        memory > self.capacity.memory / 8
     }
 
-    /// Returns `true` if no claim waits that precedes this one.
-    fn is_next(&self, state: &State, claim: &Claim) -> bool {
-        let before =
-            if self.is_large(claim) { state.waiting_for_memory } else { state.waiting_for_little_memory };
-        before == 0
+    /// Returns `true` if the memory of a new claim is free and no claim waits that precedes it.
+    fn has_memory_at_once(&self, state: &State, claim: &Claim) -> bool {
+        let State { waiting_for_memory, waiting_for_little_memory, .. } = *state;
+        let before = if self.is_large(claim.memory) { waiting_for_memory } else { waiting_for_little_memory };
+        before == 0 && self.has_memory(state, claim, waiting_for_memory > waiting_for_little_memory)
     }
 
     fn has_slot(&self, state: &State, client: ClientId) -> bool {
@@ -224,10 +227,18 @@ impl FairQueue {
             || state.slots_in_use < slots + further_slots && !state.slots_of.contains_key(&client)
     }
 
-    fn has_memory(&self, state: &State, claim: &Claim) -> bool {
-        let memory = self.capacity.memory;
-        let available = if self.is_large(claim) { memory / 4 * 3 } else { memory };
-        self.has_own_memory(state, claim) && state.memory_in_use.saturating_add(claim.memory) <= available
+    /// `large_waits`: a large claim waits that precedes this one.
+    fn has_memory(&self, state: &State, claim: &Claim, large_waits: bool) -> bool {
+        let State { memory_in_use, large_memory_in_use, .. } = *state;
+        let (memory, quarter) = (self.capacity.memory, self.capacity.memory / 4);
+        let is_in_part = if self.is_large(claim.memory) {
+            large_memory_in_use.saturating_add(claim.memory) <= 3 * quarter
+        } else {
+            !large_waits || memory_in_use - large_memory_in_use + claim.memory <= quarter
+        };
+        is_in_part
+            && self.has_own_memory(state, claim)
+            && memory_in_use.saturating_add(claim.memory) <= memory
     }
 
     fn has_own_memory(&self, state: &State, claim: &Claim) -> bool {
@@ -243,14 +254,14 @@ impl FairQueue {
                 *state.slots_of.entry(claim.client).or_default() += 1;
             }
         }
-        state.add_memory(claim.client, claim.memory);
+        self.add_memory(state, claim.client, claim.memory);
         let (client, slot, memory) = (claim.client, claim.slot, claim.memory);
         Held { queue: Arc::clone(self), client, slot, memory }
     }
 
     /// Grants waiting claims in the order of their tags. A claim that lacks memory of its client delays only that client; one
     /// that lacks memory of all clients delays all later claims of memory, because otherwise smaller ones could pass it for
-    /// ever; but a large one delays only large ones.
+    /// ever; but a large one delays small ones only beyond their part.
     fn grant_waiting(self: &Arc<Self>, state: &mut State) -> Grants {
         let (mut grants, mut after) = (Vec::new(), None);
         let (mut memory_is_short, mut large_memory_is_short) = (false, false);
@@ -263,12 +274,12 @@ impl FairQueue {
             let mut next = None;
             for (place, waiter) in range {
                 let claim = &waiter.claim;
-                let is_large = self.is_large(claim);
+                let is_large = self.is_large(claim.memory);
                 let is_delayed = memory_is_short || is_large && large_memory_is_short;
                 if claim.slot && !self.has_slot(state, claim.client) || claim.memory > 0 && is_delayed {
                     continue;
                 }
-                if claim.memory > 0 && !self.has_memory(state, claim) {
+                if claim.memory > 0 && !self.has_memory(state, claim, large_memory_is_short) {
                     let is_short = self.has_own_memory(state, claim);
                     let flag = if is_large { &mut large_memory_is_short } else { &mut memory_is_short };
                     *flag |= is_short;
@@ -289,6 +300,29 @@ impl FairQueue {
             state.virtual_time = 0;
         }
         grants
+    }
+
+    /// Counts the memory of a claim.
+    fn add_memory(&self, state: &mut State, client: ClientId, memory: usize) {
+        if memory > 0 {
+            state.memory_in_use += memory;
+            state.large_memory_in_use += if self.is_large(memory) { memory } else { 0 };
+            *state.memory_of.entry(client).or_default() += memory;
+        }
+    }
+
+    fn subtract_memory(&self, state: &mut State, client: ClientId, memory: usize) {
+        if memory == 0 {
+            return;
+        }
+        state.memory_in_use -= memory;
+        state.large_memory_in_use -= if self.is_large(memory) { memory } else { 0 };
+        if let Some(held) = state.memory_of.get_mut(&client) {
+            *held -= memory;
+            if *held == 0 {
+                state.memory_of.remove(&client);
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -356,26 +390,6 @@ impl State {
             }
         }
     }
-
-    fn add_memory(&mut self, client: ClientId, memory: usize) {
-        if memory > 0 {
-            self.memory_in_use += memory;
-            *self.memory_of.entry(client).or_default() += memory;
-        }
-    }
-
-    fn subtract_memory(&mut self, client: ClientId, memory: usize) {
-        if memory == 0 {
-            return;
-        }
-        self.memory_in_use -= memory;
-        if let Some(held) = self.memory_of.get_mut(&client) {
-            *held -= memory;
-            if *held == 0 {
-                self.memory_of.remove(&client);
-            }
-        }
-    }
 }
 
 impl Held {
@@ -389,11 +403,11 @@ impl Held {
     pub fn try_add_memory(&mut self, bytes: usize) -> bool {
         let claim = Claim { client: self.client, cost: 0, slot: false, memory: bytes, turn: Turn::New };
         let mut state = self.queue.lock();
-        let is_free =
-            bytes == 0 || self.queue.is_next(&state, &claim) && self.queue.has_memory(&state, &claim);
+        let is_free = bytes == 0 || self.queue.has_memory_at_once(&state, &claim);
         if is_free {
-            state.add_memory(self.client, bytes);
+            self.queue.subtract_memory(&mut state, self.client, self.memory);
             self.memory += bytes;
+            self.queue.add_memory(&mut state, self.client, self.memory);
         }
         is_free
     }
@@ -420,8 +434,8 @@ impl Held {
         if self.slot {
             state.subtract_slot(self.client);
         }
-        state.subtract_memory(self.client, self.memory);
-        state.add_memory(self.client, bytes);
+        self.queue.subtract_memory(&mut state, self.client, self.memory);
+        self.queue.add_memory(&mut state, self.client, bytes);
         (self.slot, self.memory) = (false, bytes);
         let grants = if state.waiting.is_empty() { Vec::new() } else { self.queue.grant_waiting(&mut state) };
         state.backlog += u64::from(state.slots_in_use < self.queue.capacity.slots);
@@ -621,6 +635,19 @@ mod tests {
         drop((first, other));
         assert_eq!(queue.in_use(), (0, 0));
         assert_eq!(queue.try_acquire(memory(1, 1000)).expect("reduced").memory(), 100);
+    }
+
+    #[test]
+    fn small_claims_do_not_starve_a_large_one() {
+        let queue = queue(0, 160);
+        let memory = |client, memory| Claim { slot: false, memory, ..claim(client, 1) };
+        let mut searches: Vec<Held> =
+            (0..8).map(|client| queue.try_acquire(memory(client % 2, 18)).expect("free")).collect();
+        let mut large: Waiting = Box::pin(queue.acquire(memory(3, 24)));
+        assert!(poll(&mut large).is_none() && queue.try_acquire(memory(4, 9)).is_none());
+        drop(searches.split_off(7));
+        assert!(poll(&mut large).is_some(), "the memory does not go to the next small claim");
+        assert!(queue.try_acquire(memory(4, 18)).is_some());
     }
 
     proptest! {
