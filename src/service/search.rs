@@ -17,6 +17,7 @@ use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
 use std::collections::{HashMap, HashSet};
+use std::slice;
 use std::sync::Arc;
 use time::OffsetDateTime;
 
@@ -32,6 +33,8 @@ pub const MAX_LIMIT: usize = 50;
 
 /// Approximate JSON size of the candidates that are parsed together. Parsing a megabyte takes about 20 ms.
 const MAX_RANKED_BYTES: i64 = 2 * 1024 * 1024;
+/// JSON size after which no further candidates are read: the search of a phrase in them takes about half a second.
+const MAX_READ_BYTES: usize = 32 * 1024 * 1024;
 /// Maximum total JSON size of the neighbours in a response.
 const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
 /// Maximum number of messages that are searched without the index, and their approximate JSON size.
@@ -77,7 +80,8 @@ pub struct SearchHit {
 #[derive(Clone, Debug)]
 pub struct SearchResults {
     pub hits: Vec<SearchHit>,
-    /// Number of messages missing from the index that this search did not read. It reads the newest ones.
+    /// Number of messages that this search did not read although they can be hits: messages missing from the index, of which it reads the
+    /// newest ones, and candidates beyond [`MAX_READ_BYTES`].
     pub unsearched_messages: i64,
     pub ranking: SearchRanking,
 }
@@ -95,7 +99,7 @@ impl MemoryService {
         let mut index = self.store.index_snapshot(tenant).await?;
         let MissingMessages { newest, others } =
             index.missing_messages(&filter, MAX_UNINDEXED_MESSAGES, MAX_UNINDEXED_BYTES).await?;
-        let unsearched_messages = others + index.unread_messages;
+        let mut unsearched_messages = others + index.unread_messages;
         let analyzer = analyzer_for(&index.analyzer, own)
             .ok_or_else(|| Error::UnknownAnalyzer(index.analyzer.clone()))?;
         if analyzer != own {
@@ -110,23 +114,29 @@ impl MemoryService {
         let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
         let Candidates { entries, weights } =
             select_candidates(&mut index, &filter, analyzer, &query, &read.candidates).await?;
-        let unindexed: HashSet<MessageRef> =
-            read.candidates.iter().map(|found| found.place.clone()).collect();
-        let mut parts = entries.chunks(MAX_RANKED);
+        let mut unread = UnreadCandidates {
+            parts: entries.chunks(MAX_RANKED),
+            of_part: Vec::new(),
+            unindexed: read.candidates.iter().map(|found| found.place.clone()).collect(),
+            read_bytes: 0,
+        };
         // A message with all words of a phrase need not contain the phrase: read more until there are enough hits. The next messages are
         // read while the last ones are searched.
         let has_phrases = !query.phrases.is_empty();
-        let mut messages = read_entries(&mut index, &filter, parts.next(), &unindexed).await?;
+        let mut messages = unread.read_part(&mut index, &filter).await?;
         while let Some(of_part) = messages {
-            let next = if has_phrases { parts.next() } else { None };
-            let next = read_entries(&mut index, &filter, next, &unindexed);
+            let next =
+                async { if has_phrases { unread.read_part(&mut index, &filter).await } else { Ok(None) } };
             (read, messages) = tokio::try_join!(read.add(&filter, of_part), next)?;
             if read.matches() >= ranked_hits {
                 break;
             }
             if !has_phrases {
-                messages = read_entries(&mut index, &filter, parts.next(), &unindexed).await?;
+                messages = unread.read_part(&mut index, &filter).await?;
             }
+        }
+        if read.matches() < ranked_hits {
+            unsearched_messages += to_i64(unread.len());
         }
         let ranking = Ranking::new(analyzer, &query, &weights, &read.candidates);
         let mut ranked = ranking.hits();
@@ -206,20 +216,49 @@ async fn thread_with_memory() -> Result<Option<Thread>, Overloaded> {
     Ok(permit.thread(SEARCH_MEMORY as u64).await)
 }
 
-/// Reads the messages of entries, if there are some, except those that were read because they are missing from the index.
-async fn read_entries(
-    index: &mut IndexSnapshot,
-    filter: &SearchFilter,
-    entries: Option<&[IndexEntry]>,
-    unindexed: &HashSet<MessageRef>,
-) -> Result<Option<Vec<(SessionId, StoredMessage)>>, Error> {
-    let Some(entries) = entries else { return Ok(None) };
-    let mut messages = index.locate(entries).await?;
-    messages.retain(|message| !unindexed.contains(message));
-    if messages.is_empty() {
-        return Ok(Some(Vec::new()));
+/// The candidates that a search has not read yet.
+struct UnreadCandidates<'e> {
+    parts: slice::Chunks<'e, IndexEntry>,
+    /// The messages of the present part that are left because of their size.
+    of_part: Vec<MessageRef>,
+    /// Messages that were read because they are missing from the index.
+    unindexed: HashSet<MessageRef>,
+    read_bytes: usize,
+}
+
+impl UnreadCandidates<'_> {
+    /// Reads the next part. Returns `None` after the last part, and after [`MAX_READ_BYTES`].
+    async fn read_part(
+        &mut self,
+        index: &mut IndexSnapshot,
+        filter: &SearchFilter,
+    ) -> Result<Option<Vec<(SessionId, StoredMessage)>>, Error> {
+        if self.read_bytes >= MAX_READ_BYTES {
+            return Ok(None);
+        }
+        if self.of_part.is_empty() {
+            let Some(part) = self.parts.next() else { return Ok(None) };
+            self.of_part = index.locate(part).await?;
+            self.of_part.retain(|message| !self.unindexed.contains(message));
+        }
+        if self.of_part.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let messages = index.fetch_messages(filter.user.as_ref(), &self.of_part, MAX_RANKED_BYTES).await?;
+        let bytes = messages.iter().map(|(_, message)| message.json.len()).sum::<usize>();
+        self.read_bytes += bytes;
+        if to_i64(bytes) < MAX_RANKED_BYTES {
+            self.of_part.clear();
+        } else {
+            let read: HashSet<_> = messages.iter().map(|(session, message)| (session, message.seq)).collect();
+            self.of_part.retain(|message| !read.contains(&(&message.session, message.seq)));
+        }
+        Ok(Some(messages))
     }
-    Ok(Some(index.fetch_messages(filter.user.as_ref(), &messages, MAX_RANKED_BYTES).await?))
+
+    fn len(&self) -> usize {
+        self.of_part.len() + self.parts.clone().map(<[_]>::len).sum::<usize>()
+    }
 }
 
 /// The messages that were read for a search.

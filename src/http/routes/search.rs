@@ -117,7 +117,8 @@ pub(crate) struct SearchBody {
     #[schema(required)]
     next: Option<String>,
     /// Number of messages that were not searched, because they are not indexed yet: many are missing after a large import or a change
-    /// of the analyzer. The newest ones are always searched.
+    /// of the analyzer. The newest ones are always searched. Candidates beyond 32 MiB are counted, too, if there are fewer hits than
+    /// `limit`.
     unsearched_messages: i64,
     ranking: SearchRanking,
 }

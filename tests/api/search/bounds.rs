@@ -65,3 +65,30 @@ async fn neighbours_are_limited_in_size_and_have_no_gaps(backend: Backend) {
     assert!(shown > 30, "{shown}");
     assert!(response.text.len() < 2_500_000, "{}", response.text.len());
 }
+
+/// Messages so large that a search reads only a few of them at a time.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_messages_are_all_searched_up_to_a_limit(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let large = |words: &str| user(&format!("{words} {}", ". ".repeat(50_000)));
+    let mut messages = vec![large("ferry and night"); 60];
+    messages[0] = large("the night ferry");
+    messages[20] = messages[0].clone();
+    for part in messages.chunks(20) {
+        app.record("s", part).await;
+    }
+    index_all(&backend).await;
+    assert_eq!(found(&app, &[("q", "\"night ferry\"")]).await, ["s:21", "s:1"]);
+    assert_eq!(found(&app, &[("q", "night -\"ferry and\"")]).await, ["s:21", "s:1"]);
+    assert_eq!(found(&app, &[("q", "ferr*"), ("limit", "50")]).await.len(), 50);
+    for _ in 0..17 {
+        app.record("s", &vec![large("ferry and night"); 20]).await;
+    }
+    index_all(&backend).await;
+    let response = app.get(&path(&[("q", "\"night ferry\"")])).await.ok(200);
+    assert_eq!(response["items"], json!([]));
+    let unsearched = response["unsearched_messages"].as_i64().expect("a number");
+    assert!((40..80).contains(&unsearched), "{unsearched} of 400 messages of 100 KB are beyond 32 MiB");
+}
