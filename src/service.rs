@@ -275,8 +275,7 @@ impl MemoryService {
         let metrics = ServiceMetrics::new();
         let context_cache = ContextCache::new(config.context_cache_bytes, metrics.cache.clone());
         let slots = config.rerank.as_ref().map_or(0, |rerank| rerank.max_concurrent_calls);
-        let rerank_calls =
-            FairQueue::new(Capacity { slots, further_slots: 0, memory: 0, memory_of_client: 0 });
+        let rerank_calls = FairQueue::new(Capacity { slots, ..Capacity::default() });
         let large_copies = Semaphore::new(1);
         Self(Arc::new(Parts {
             store,
@@ -344,7 +343,7 @@ mod tests {
     #[tokio::test]
     async fn write_holds_the_memory_of_its_request_after_the_client_has_disconnected() {
         let queue =
-            FairQueue::new(Capacity { slots: 1, further_slots: 0, memory: 100, memory_of_client: 100 });
+            FairQueue::new(Capacity { slots: 1, memory: 100, memory_of_client: 100, ..Capacity::default() });
         let client = ClientId(1);
         let held = queue.try_acquire(Claim { client, cost: 1, slot: true, memory: 60, turn: Turn::New });
         let permit = WorkPermit::new(&queue, &queue, client, None, held);

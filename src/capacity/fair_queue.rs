@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 pub struct ClientId(pub u64);
 
 /// The capacity that a queue divides.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Capacity {
     pub slots: usize,
     /// Further slots, each for a client that holds none, so that it does not wait for long work of another one.
@@ -227,7 +227,7 @@ impl FairQueue {
             || state.slots_in_use < slots + further_slots && !state.slots_of.contains_key(&client)
     }
 
-    /// `large_waits`: a large claim waits that precedes this one.
+    /// Returns `true` if the memory of a claim is free. With `large_waits`, a large claim waits, and a small one gets only its part.
     fn has_memory(&self, state: &State, claim: &Claim, large_waits: bool) -> bool {
         let State { memory_in_use, large_memory_in_use, .. } = *state;
         let (memory, quarter) = (self.capacity.memory, self.capacity.memory / 4);
@@ -302,7 +302,7 @@ impl FairQueue {
         grants
     }
 
-    /// Counts the memory of a claim.
+    /// Counts memory that one claim holds in total, because its size decides if it is large.
     fn add_memory(&self, state: &mut State, client: ClientId, memory: usize) {
         if memory > 0 {
             state.memory_in_use += memory;
@@ -317,12 +317,7 @@ impl FairQueue {
         }
         state.memory_in_use -= memory;
         state.large_memory_in_use -= if self.is_large(memory) { memory } else { 0 };
-        if let Some(held) = state.memory_of.get_mut(&client) {
-            *held -= memory;
-            if *held == 0 {
-                state.memory_of.remove(&client);
-            }
-        }
+        subtract(&mut state.memory_of, client, memory);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -343,6 +338,16 @@ impl FairQueue {
 fn send(grants: Grants) {
     for (granted, held) in grants {
         drop(granted.send(held));
+    }
+}
+
+/// Subtracts from the part of a client, which is removed at zero.
+fn subtract(parts: &mut HashMap<ClientId, usize>, client: ClientId, amount: usize) {
+    if let Some(part) = parts.get_mut(&client) {
+        *part -= amount;
+        if *part == 0 {
+            parts.remove(&client);
+        }
     }
 }
 
@@ -379,16 +384,6 @@ impl State {
         self.waiting_for_little_memory -= usize::from(claim.memory > 0 && !waiter.is_large);
         self.waiting_without_slot -= usize::from(!claim.slot);
         Some(waiter)
-    }
-
-    fn subtract_slot(&mut self, client: ClientId) {
-        self.slots_in_use -= 1;
-        if let Some(held) = self.slots_of.get_mut(&client) {
-            *held -= 1;
-            if *held == 0 {
-                self.slots_of.remove(&client);
-            }
-        }
     }
 }
 
@@ -432,7 +427,8 @@ impl Held {
         }
         let mut state = self.queue.lock();
         if self.slot {
-            state.subtract_slot(self.client);
+            state.slots_in_use -= 1;
+            subtract(&mut state.slots_of, self.client, 1);
         }
         self.queue.subtract_memory(&mut state, self.client, self.memory);
         self.queue.add_memory(&mut state, self.client, bytes);
@@ -479,7 +475,7 @@ mod tests {
     type Waiting = Pin<Box<dyn Future<Output = Held> + Send>>;
 
     fn queue(slots: usize, memory: usize) -> Arc<FairQueue> {
-        FairQueue::new(Capacity { slots, further_slots: 0, memory, memory_of_client: memory / 2 })
+        FairQueue::new(Capacity { slots, memory, memory_of_client: memory / 2, ..Capacity::default() })
     }
 
     fn claim(client: u64, cost: u64) -> Claim {
@@ -544,7 +540,7 @@ mod tests {
 
     #[test]
     fn client_without_slot_gets_a_further_one() {
-        let capacity = Capacity { slots: 2, further_slots: 1, memory: 0, memory_of_client: 0 };
+        let capacity = Capacity { slots: 2, further_slots: 1, ..Capacity::default() };
         let queue = FairQueue::new(capacity);
         let own = [1, 1].map(|client| queue.try_acquire(claim(client, 1)).expect("free"));
         assert!(queue.try_acquire(claim(1, 1)).is_none());

@@ -242,8 +242,9 @@ mod tests {
         memory: usize,
         patience: Duration,
     ) -> (WorkPermit, Arc<FairQueue>, Arc<FairQueue>) {
-        let requests = FairQueue::new(Capacity { slots, further_slots: 0, memory, memory_of_client: memory });
-        let threads = FairQueue::new(Capacity { slots: 1, further_slots: 0, memory: 0, memory_of_client: 0 });
+        let requests =
+            FairQueue::new(Capacity { slots, memory, memory_of_client: memory, ..Capacity::default() });
+        let threads = FairQueue::new(Capacity { slots: 1, ..Capacity::default() });
         let claim = Claim { client: CLIENT, cost: 1, slot: true, memory: 0, turn: Turn::New };
         let held = requests.try_acquire(claim);
         (WorkPermit::new(&requests, &threads, CLIENT, Some(patience), held), requests, threads)

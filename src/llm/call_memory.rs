@@ -59,9 +59,8 @@ impl CallMemoryLimit {
     /// Creates the limit for `bytes` in total.
     pub(super) fn new(bytes: usize) -> Self {
         let memory = bytes / 2;
-        let half = || {
-            FairQueue::new(Capacity { slots: 0, further_slots: 0, memory, memory_of_client: memory / 4 * 3 })
-        };
+        let half =
+            || FairQueue::new(Capacity { memory, memory_of_client: memory / 4 * 3, ..Capacity::default() });
         Self { starts: half(), responses: half() }
     }
 

@@ -142,17 +142,12 @@ impl Admission {
             limits: Arc::clone(limits),
             read_timeout,
             in_flight: Arc::new(Semaphore::new(limits.max_requests_in_flight)),
-            bodies: FairQueue::new(Capacity {
-                slots: 0,
-                further_slots: 0,
-                memory,
-                memory_of_client: memory / 2,
-            }),
+            bodies: FairQueue::new(Capacity { memory, memory_of_client: memory / 2, ..Capacity::default() }),
             requests: FairQueue::new(Capacity {
                 slots: limits.concurrent_requests(),
-                further_slots: 0,
                 memory,
                 memory_of_client: memory / 4 * 3,
+                ..Capacity::default()
             }),
             threads: FairQueue::new(capacity::threads()),
             pace: Pace::new(limits.queue_timeout),
