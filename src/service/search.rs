@@ -33,7 +33,8 @@ pub const MAX_LIMIT: usize = 50;
 
 /// Approximate JSON size of the candidates that are parsed together. Parsing a megabyte takes about 20 ms.
 const MAX_RANKED_BYTES: i64 = 2 * 1024 * 1024;
-/// JSON size after which no further candidates are read: the search of a phrase in them takes about half a second.
+/// JSON size of all candidates of a search, after which no further ones are read, so that a phrase that is nowhere does not keep a thread
+/// for seconds.
 const MAX_READ_BYTES: usize = 32 * 1024 * 1024;
 /// Maximum total JSON size of the neighbours in a response.
 const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
@@ -124,18 +125,20 @@ impl MemoryService {
         // read while the last ones are searched.
         let has_phrases = !query.phrases.is_empty();
         let mut messages = unread.read_part(&mut index, &filter).await?;
+        let mut has_enough = false;
         while let Some(of_part) = messages {
             let next =
                 async { if has_phrases { unread.read_part(&mut index, &filter).await } else { Ok(None) } };
             (read, messages) = tokio::try_join!(read.add(&filter, of_part), next)?;
-            if read.matches() >= ranked_hits {
+            has_enough = read.matches() >= ranked_hits;
+            if has_enough {
                 break;
             }
             if !has_phrases {
                 messages = unread.read_part(&mut index, &filter).await?;
             }
         }
-        if read.matches() < ranked_hits {
+        if !has_enough {
             unsearched_messages += to_i64(unread.len());
         }
         let ranking = Ranking::new(analyzer, &query, &weights, &read.candidates);
@@ -219,7 +222,7 @@ async fn thread_with_memory() -> Result<Option<Thread>, Overloaded> {
 /// The candidates that a search has not read yet.
 struct UnreadCandidates<'e> {
     parts: slice::Chunks<'e, IndexEntry>,
-    /// The messages of the present part that are left because of their size.
+    /// The messages of the last part beyond [`MAX_RANKED_BYTES`].
     of_part: Vec<MessageRef>,
     /// Messages that were read because they are missing from the index.
     unindexed: HashSet<MessageRef>,

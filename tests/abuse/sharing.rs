@@ -24,12 +24,12 @@ async fn large_requests_of_one_tenant_leave_others_their_share(backend: Backend)
     let service = Service::start(backend, &[]).await;
     let attacker = service.tenant("attacker").await;
     let bystander = Bystander::new(&service, "bystander").await;
-    for session in 0..10 {
+    for part in 0..10 {
         let message = |number: usize| {
             let words = (0..1500).map(|word| format!(" f{}", (number * 1500 + word) * 7919 % 50_021));
             json!({"role": "user", "content": format!("the ferry{}", words.collect::<String>())})
         };
-        let messages: Vec<Value> = (0..50).map(|number| message(session * 50 + number)).collect();
+        let messages: Vec<Value> = (0..50).map(|number| message(part * 50 + number)).collect();
         attacker.record("words", &messages).await;
     }
     attacker.get("/search?q=ferry").await.ok(200);

@@ -272,6 +272,7 @@ impl Analyzer {
         let mut seen =
             foldhash::HashSet::with_capacity_and_hasher(words, foldhash::fast::RandomState::default());
         self.visit(text, Initials::ALL, |Occurrence { term, .. }| {
+            // To copy a reference is an atomic operation, so the references of repeated terms are not copied.
             if !seen.contains(term) {
                 seen.insert(Arc::clone(term));
                 function(term);

@@ -168,15 +168,17 @@ impl SegmentBuilder {
     }
 }
 
-/// Returns the ascending numbers of the messages with a term of a range, among `messages` messages of a segment. `pages` are those that can
-/// contain keys of the range.
+/// Returns the numbers of the messages that contain a term of a range, in ascending order. `pages` are the pages of a segment that can
+/// contain keys of the range, and `messages` is the number of messages in the segment.
 ///
 /// # Errors
 /// A page is damaged.
 pub fn collect_numbers(pages: &[Vec<u8>], range: &KeyRange, messages: u32) -> Result<Vec<u32>, DamagedPage> {
     let mut numbers = Vec::new();
     if range.is_exact() {
-        pages.iter().try_for_each(|page| for_each_number(page, range, |number| numbers.push(number)))?;
+        for page in pages {
+            for_each_number(page, range, |number| numbers.push(number))?;
+        }
         return Ok(numbers);
     }
     // A message can contain many terms of the range.
