@@ -1,11 +1,11 @@
 //! Runs long computations on threads of their own, so that they do not delay other requests.
 //!
-//! As many computations run at a time as there are cores, and a computation on behalf of a request waits until it is the turn of
+//! The number of computations at a time is limited, and a computation on behalf of a request waits until it is the turn of
 //! its client ([`capacity`]). At its [checkpoints](crate::checkpoint) it gives way to other clients. So a client with many large
 //! requests gets only its share of the cores. The threads have a lower priority than the threads of small requests, so a small
 //! request does not wait for a computation.
 
-use crate::capacity::{self, Thread};
+use crate::capacity::{self, Capacity, Thread};
 use crate::checkpoint;
 use futures_util::FutureExt as _;
 use futures_util::future::Either;
@@ -40,6 +40,14 @@ static THREADS: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
     };
     threads.worker_threads(1).thread_name("precis-cpu").on_thread_start(lower_priority).enable_time().build()
 });
+
+/// Returns the capacity of the threads: one per core, and as many for clients that have none. A search keeps its thread until it
+/// has read the index, so without the further threads it would delay the searches of other clients.
+#[must_use]
+pub fn thread_capacity() -> Capacity {
+    let slots = std::thread::available_parallelism().map_or(1, usize::from);
+    Capacity { slots, further_slots: slots, ..Capacity::default() }
+}
 
 fn builder() -> Builder {
     let mut builder = Builder::new_multi_thread();

@@ -11,11 +11,3 @@ mod work_permit;
 
 pub use fair_queue::{Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, Turn};
 pub use work_permit::{Overloaded, Thread, WorkPermit, claim, current, current_client, inherited, scope};
-
-/// Returns the capacity of threads for long computations: one per core, and as many for clients that have no thread. A search keeps its
-/// thread until it has read the index, so without the further threads it would delay the searches of other clients.
-#[must_use]
-pub fn threads() -> Capacity {
-    let slots = std::thread::available_parallelism().map_or(1, usize::from);
-    Capacity { slots, further_slots: slots, ..Capacity::default() }
-}

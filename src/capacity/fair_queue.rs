@@ -31,6 +31,14 @@ pub struct Capacity {
     pub memory_of_client: usize,
 }
 
+impl Capacity {
+    /// Returns the largest number of slots in use.
+    #[must_use]
+    pub const fn max_slots(&self) -> usize {
+        self.slots + self.further_slots
+    }
+}
+
 /// The load of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
@@ -222,9 +230,8 @@ impl FairQueue {
     }
 
     fn has_slot(&self, state: &State, client: ClientId) -> bool {
-        let Capacity { slots, further_slots, .. } = self.capacity;
-        state.slots_in_use < slots
-            || state.slots_in_use < slots + further_slots && !state.slots_of.contains_key(&client)
+        state.slots_in_use < self.capacity.slots
+            || state.slots_in_use < self.capacity.max_slots() && !state.slots_of.contains_key(&client)
     }
 
     /// Returns `true` if the memory of a claim is free. With `large_waits`, a large claim waits, and a small one gets only its part.
@@ -266,8 +273,7 @@ impl FairQueue {
         let (mut grants, mut after) = (Vec::new(), None);
         let (mut memory_is_short, mut large_memory_is_short) = (false, false);
         loop {
-            let Capacity { slots, further_slots, .. } = self.capacity;
-            if state.slots_in_use >= slots + further_slots && state.waiting_without_slot == 0 {
+            if state.slots_in_use >= self.capacity.max_slots() && state.waiting_without_slot == 0 {
                 break;
             }
             let range = after.map_or_else(|| state.waiting.range(..), |after| state.waiting.range(after..));

@@ -12,7 +12,6 @@ use super::migrations::{
 use super::values::DbTime;
 use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions};
 use crate::blocking;
-use crate::capacity::{self, Capacity};
 use crate::domain::search::analyzer::Analyzer;
 use checkpoints::Checkpoints;
 use disk_reserve::DiskReserve;
@@ -148,8 +147,7 @@ impl Sqlite {
         let readers =
             pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
         // As many as searches have threads. The thread of a connection inherits the priority of the thread that opens it.
-        let Capacity { slots, further_slots, .. } = capacity::threads();
-        let connections = u32::try_from(slots + further_slots).unwrap_or(u32::MAX);
+        let connections = u32::try_from(blocking::thread_capacity().max_slots()).unwrap_or(u32::MAX);
         let searches = pool(connections).min_connections(connections);
         let connect = connect.pragma("cache_size", SEARCH_CACHE);
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;

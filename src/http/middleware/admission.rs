@@ -18,7 +18,8 @@
 //! wait. The layers of `tower` do not replace this: `ConcurrencyLimit` and `LoadShed` have neither a queue timeout nor a permit
 //! that a request can release while it waits for a model.
 
-use crate::capacity::{self, Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, Turn, WorkPermit};
+use crate::blocking;
+use crate::capacity::{Capacity, Claim, ClientId, FairQueue, Held, Load, QueueEnd, Turn, WorkPermit};
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
 use crate::http::error::Problem;
@@ -149,7 +150,7 @@ impl Admission {
                 memory_of_client: memory / 4 * 3,
                 ..Capacity::default()
             }),
-            threads: FairQueue::new(capacity::threads()),
+            threads: FairQueue::new(blocking::thread_capacity()),
             pace: Pace::new(limits.queue_timeout),
             clients: RandomState::new(),
             rate_limiter: quota.map(RateLimiter::keyed),
