@@ -6,6 +6,7 @@
 //! | [`text`] | extracts the searchable text of a message |
 //! | [`query`] | parses the query language |
 //! | [`index_terms`] | lists the terms of a message in the index |
+//! | [`recent`] | encodes the terms of messages that are in no segment yet |
 //! | [`segment`] | encodes the index, as pages that a store keeps |
 //! | [`index_query`] | combines the messages with each term of a query |
 //! | [`matcher`] | finds the words of a query in texts |
@@ -24,6 +25,7 @@ pub mod index_terms;
 pub mod matcher;
 pub mod query;
 pub mod rank;
+pub mod recent;
 pub mod segment;
 pub mod snippet;
 pub mod text;

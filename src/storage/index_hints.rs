@@ -1,12 +1,14 @@
 //! The part of the state of the search index that a replica remembers, so that exchanges can be indexed by their own statement.
 
 use super::append::SessionGroup;
+use super::values::DbTime;
 use super::{AppendRequest, append};
 use crate::blocking;
 use crate::domain::id::TenantId;
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms;
+use crate::domain::search::recent::RecentTerms;
 use foldhash::HashMap;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -19,6 +21,36 @@ pub struct ExchangeTerms {
     pub(super) analyzer: Analyzer,
     /// Those of each message, separated by spaces.
     pub(super) of_messages: Vec<String>,
+}
+
+/// The terms of the messages of a batch.
+pub(super) struct BatchTerms {
+    pub(super) analyzer: Analyzer,
+    /// Those of each group, as [`RecentTerms`].
+    pub(super) of_groups: Vec<String>,
+}
+
+impl BatchTerms {
+    /// Returns the terms of the messages of groups, or `None` if an exchange has none, or those of another analyzer.
+    pub(super) fn new(requests: &[AppendRequest], groups: &[SessionGroup<'_>]) -> Option<Self> {
+        let mut exchanges = groups.iter().flat_map(|group| group.exchanges(requests));
+        let analyzer_of = |request: &AppendRequest| Some(request.terms.as_ref()?.analyzer);
+        let analyzer = analyzer_of(exchanges.next()?.1)?;
+        let of_group = |group: &SessionGroup<'_>| {
+            let mut text = String::new();
+            for (_, AppendRequest { exchange, terms, .. }, offset) in group.exchanges(requests) {
+                let mut times = exchange.given_times();
+                let of_messages = terms.iter().flat_map(|terms| &terms.of_messages);
+                for (position, terms) in (offset..).zip(of_messages) {
+                    let micros = times.next().flatten().map(|time| DbTime(time).micros());
+                    RecentTerms { from_end: group.messages - 1 - position, micros, terms }.write(&mut text);
+                }
+            }
+            text
+        };
+        let is_complete = exchanges.all(|(_, request, _)| analyzer_of(request) == Some(analyzer));
+        is_complete.then(|| Self { analyzer, of_groups: groups.iter().map(of_group).collect() })
+    }
 }
 
 /// A part of the index state that a replica remembers.

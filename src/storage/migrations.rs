@@ -37,6 +37,7 @@ const POSTGRES: &[Source] = &[
     ),
     (23, "search segments", include_str!("../../migrations/postgres/0023_search_segments.sql")),
     (24, "search removals", include_str!("../../migrations/postgres/0024_search_removals.sql")),
+    (25, "search terms", include_str!("../../migrations/postgres/0025_search_terms.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -58,6 +59,7 @@ const SQLITE: &[Source] = &[
     (19, "consolidation records", include_str!("../../migrations/sqlite/0019_consolidation_records.sql")),
     (20, "search prefixes", include_str!("../../migrations/sqlite/0020_search_prefixes.sql")),
     (23, "search segments", include_str!("../../migrations/sqlite/0023_search_segments.sql")),
+    (25, "search terms", include_str!("../../migrations/sqlite/0025_search_terms.sql")),
 ];
 
 /// The objects of the newest schema, a line each. A test compares them with a migrated database.

@@ -14,6 +14,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms;
+use crate::domain::search::recent::RecentTerms;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
@@ -67,13 +68,15 @@ struct UnindexedSession {
     last_seq: i64,
 }
 
-/// The entries of a batch.
-#[derive(Default)]
-struct Batch {
-    /// The sessions, each with the last message of the batch.
-    parts: Vec<(UnindexedSession, i64)>,
-    /// Number of the part, user, `seq`, time, and terms separated by spaces. Redacted messages have no entry.
-    entries: Vec<(usize, String, i64, i64, String)>,
+/// A session with the messages of a batch.
+struct Part {
+    session: UnindexedSession,
+    /// The last message of the batch.
+    through_seq: i64,
+    /// Number of messages with terms. Redacted ones have none.
+    messages: i64,
+    /// The terms, as [`RecentTerms`] that end with the last message of the session.
+    terms: String,
 }
 
 /// Selects the version of the analyzer, and the sessions with missing messages by the time of their last activity. Each order is that of
@@ -107,19 +110,18 @@ macro_rules! is_unchanged {
     };
 }
 
-/// Adds the entries `$4` of parts `$3` whose sessions are unchanged and records their progress, if the analyzer of the index is
-/// `$2`. Parts are lists of tenant, session, incarnation, `indexed_seq` and the last message. Returns the number of sessions.
+/// Adds the messages of the parts `$3` whose sessions are unchanged and records their progress, if the analyzer of the index is `$2`. Parts
+/// are lists of tenant, session, incarnation, `indexed_seq`, the last message, user, `last_seq`, and the number and the terms of the messages.
+/// Returns the number of sessions.
 const INDEX_BATCH: Sql = Sql {
-    postgres: "SELECT index_messages($1, $2, CAST($3 AS json), CAST($4 AS json)) AS sessions",
+    postgres: "SELECT index_parts($1, $2, CAST($3 AS json)) AS sessions",
     sqlite: concat!(
-        "WITH unchanged AS MATERIALIZED (
-            SELECT p.key AS part, s.tenant_id, s.session_id FROM jsonb_each($3) AS p CROSS JOIN sessions AS s ON ",
+        "INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
+            SELECT s.tenant_id, $2, sum(p.value ->> 7), sum(octet_length(p.value ->> 8)),
+                json_group_array(json_array(s.session_id, p.value ->> 5, p.value ->> 6, 0, p.value ->> 8))
+            FROM jsonb_each($3) AS p CROSS JOIN sessions AS s ON ",
         is_unchanged!(),
-        ")
-        INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
-            SELECT u.tenant_id, $2, count(*), sum(octet_length(e.value ->> 4)), json_group_array(json_array(
-                u.session_id, e.value ->> 1, e.value ->> 2, e.value ->> 3, e.value ->> 4) ORDER BY e.key)
-            FROM jsonb_each($4) AS e CROSS JOIN unchanged AS u ON u.part = e.value ->> 0 GROUP BY u.tenant_id;
+        " WHERE p.value ->> 7 > 0 GROUP BY s.tenant_id;
         UPDATE sessions AS s SET indexed_seq = nullif(p.value ->> 4, s.last_seq) FROM jsonb_each($3) AS p WHERE ",
         is_unchanged!(),
         "; SELECT changes() AS sessions"
@@ -347,26 +349,23 @@ impl Store {
         } else {
             self.read_spans(tenant, None, spans.into_iter(), MAX_BATCH_BYTES, i64::MAX).await?
         };
-        let Batch { parts, entries } =
-            blocking::spawn_cpu(move || analyze(analyzer, sessions, messages)).await;
-        let Some((UnindexedSession { tenant, .. }, _)) = parts.first() else { return Ok(None) };
-        let range = |(of, through_seq): &(UnindexedSession, i64)| {
-            let incarnation = of.incarnation.simple().to_string();
-            json!([of.tenant.as_str(), of.session.as_str(), incarnation, of.indexed_seq, through_seq])
+        let parts = blocking::spawn_cpu(move || analyze(analyzer, sessions, messages)).await;
+        let Some(Part { session: UnindexedSession { tenant, .. }, .. }) = parts.first() else {
+            return Ok(None);
         };
-        let ranges = parts.iter().map(range).collect::<Value>().to_string();
-        let encoded = serde_json::to_string(&entries).map_err(StoreError::corrupt("entries of the index"))?;
-        let statement = self.statement(tenant, INDEX_BATCH).bind(analyzer.version()).bind(ranges);
+        let encoded = parts.iter().map(Part::encode).collect::<Value>().to_string();
+        let statement = self.statement(tenant, INDEX_BATCH).bind(analyzer.version());
         let row = statement.bind(encoded).write_together().await?.ok_or(sqlx::Error::RowNotFound)?;
         let unchanged: i64 = row.field("sessions")?;
-        for tenant in parts.iter().map(|(session, _)| &session.tenant).collect::<BTreeSet<_>>() {
+        for tenant in parts.iter().map(|part| &part.session.tenant).collect::<BTreeSet<_>>() {
             self.hints().note_unindexed(tenant);
         }
         if unchanged == 0 {
             tokio::time::sleep(RETRY_DELAY).await;
             return Ok(Some(IndexedBatch::default()));
         }
-        Ok(Some(IndexedBatch { messages: entries.len() }))
+        let messages = parts.iter().map(|part| part.messages).sum::<i64>();
+        Ok(Some(IndexedBatch { messages: usize::try_from(messages).unwrap_or_default() }))
     }
 }
 
@@ -423,6 +422,25 @@ fn missing_spans(
     spans
 }
 
+impl Part {
+    /// Returns the part as [`INDEX_BATCH`] reads it.
+    fn encode(&self) -> Value {
+        let Self { session: of, through_seq, messages, terms } = self;
+        let (incarnation, user) = (of.incarnation.simple().to_string(), user_column(of.user.as_ref()));
+        json!([
+            of.tenant.as_str(),
+            of.session.as_str(),
+            incarnation,
+            of.indexed_seq,
+            through_seq,
+            user,
+            of.last_seq,
+            messages,
+            terms
+        ])
+    }
+}
+
 impl UnindexedSession {
     fn missing(&self) -> i64 {
         self.last_seq - self.indexed_seq
@@ -447,28 +465,33 @@ fn unindexed_session(row: &AnyRow) -> Result<Option<UnindexedSession>, StoreErro
     }))
 }
 
-/// Returns the entries of messages, which have the positions of their sessions. An unreadable message gets none, so that it does not
-/// block the others.
+/// Returns the sessions with the terms of their messages, which have the positions of their sessions. An unreadable message gets no terms, so
+/// that it does not block the others.
 fn analyze(
     analyzer: Analyzer,
     sessions: Vec<UnindexedSession>,
     messages: Vec<(usize, SessionId, StoredMessage)>,
-) -> Batch {
-    let parts = sessions.into_iter().map(|session| (session.indexed_seq, session));
-    let mut batch =
-        Batch { parts: parts.map(|(seq, session)| (session, seq)).collect(), entries: Vec::new() };
+) -> Vec<Part> {
+    let part = |session: UnindexedSession| Part {
+        through_seq: session.indexed_seq,
+        session,
+        messages: 0,
+        terms: String::new(),
+    };
+    let mut parts: Vec<Part> = sessions.into_iter().map(part).collect();
     // The last sessions may have no messages in the batch.
-    batch.parts.truncate(messages.last().map_or(0, |(place, ..)| place + 1));
+    parts.truncate(messages.last().map_or(0, |(place, ..)| place + 1));
     for (place, _, StoredMessage { seq, created_at, redacted_at, json }) in messages {
-        let Some((session, through_seq)) = batch.parts.get_mut(place) else { continue };
+        let Some(Part { session, through_seq, messages, terms }) = parts.get_mut(place) else { continue };
         *through_seq = seq;
         if redacted_at.is_some() {
             continue;
         }
-        let terms = catch_unwind(|| UnindexedSession::terms(analyzer, json)).ok().flatten();
-        if let Some(terms) = terms {
-            let user = user_column(session.user.as_ref()).to_owned();
-            batch.entries.push((place, user, seq, DbTime(created_at).micros(), terms));
+        let of_message = catch_unwind(|| UnindexedSession::terms(analyzer, json)).ok().flatten();
+        if let Some(of_message) = of_message {
+            let (from_end, micros) = (session.last_seq - seq, Some(DbTime(created_at).micros()));
+            RecentTerms { from_end, micros, terms: &of_message }.write(terms);
+            *messages += 1;
         } else {
             let (tenant, session) = (session.tenant.as_str(), session.session.as_str());
             tracing::error!(
@@ -479,7 +502,5 @@ fn analyze(
             );
         }
     }
-    // Sessions follow each other, but a higher id means a later message.
-    batch.entries.sort_by_key(|(_, _, _, micros, _)| *micros);
-    batch
+    parts
 }

@@ -17,6 +17,7 @@ use crate::blocking;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::search::MessageRef;
 use crate::domain::search::index_terms;
+use crate::domain::search::recent::RecentTerms;
 use crate::domain::search::segment::{
     DamagedPage, KeyRange, Page, SegmentBuilder, collect_messages, collect_numbers,
 };
@@ -263,7 +264,7 @@ pub(super) async fn read_recent(
     const SELECT_RECENT: Sql = Sql {
         postgres: select_recent!(
             "LATERAL (SELECT r.* FROM",
-            "r.sessions, r.users, r.seqs, r.times, r.terms",
+            "r.sessions, r.users, r.last_seqs, r.times, r.terms",
             "OFFSET 0) AS r WHERE"
         ),
         sqlite: select_recent!("", "r.entries", "AND"),
@@ -281,9 +282,9 @@ pub(super) async fn read_recent(
     Ok(recent)
 }
 
-/// Decodes the messages of a row.
+/// Decodes the messages of a row, oldest first.
 fn decode_recent(row: &AnyRow, id: i64, messages: &mut Vec<RecentMessage>) -> Result<(), StoreError> {
-    /// Session, user, `seq`, time and terms.
+    /// Messages of a session: session, user, last `seq`, time and terms.
     #[derive(Deserialize)]
     struct Entry(String, String, i64, i64, String);
 
@@ -292,19 +293,33 @@ fn decode_recent(row: &AnyRow, id: i64, messages: &mut Vec<RecentMessage>) -> Re
             .map_err(StoreError::corrupt("recent messages of the index"))?,
         AnyRow::Postgres(row) => {
             let texts = |column| row.try_get::<Vec<String>, _>(column);
-            let (seqs, times): (Vec<i64>, Vec<OffsetDateTime>) =
-                (row.try_get("seqs")?, row.try_get("times")?);
-            let entries =
-                texts("sessions")?.into_iter().zip(texts("users")?).zip(seqs).zip(times).zip(texts("terms")?);
-            let entry = |((((session, user), seq), time), terms)| {
-                Entry(session, user, seq, DbTime(time).micros(), terms)
+            let (last_seqs, times): (Vec<i64>, Vec<OffsetDateTime>) =
+                (row.try_get("last_seqs")?, row.try_get("times")?);
+            let entries = texts("sessions")?
+                .into_iter()
+                .zip(texts("users")?)
+                .zip(last_seqs)
+                .zip(times)
+                .zip(texts("terms")?);
+            let entry = |((((session, user), last_seq), time), terms)| {
+                Entry(session, user, last_seq, DbTime(time).micros(), terms)
             };
             entries.map(entry).collect::<Vec<_>>()
         }
     };
-    for Entry(session, user, seq, micros, terms) in entries {
+    let first = messages.len();
+    for Entry(session, user, last_seq, of_entry, terms) in entries {
         let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
-        messages.push(RecentMessage { id, message: MessageRef { session, seq }, user, micros, terms });
+        for message in RecentTerms::read_all(&terms) {
+            let RecentTerms { from_end, micros, terms } = message.map_err(damaged)?;
+            let message = MessageRef { session: session.clone(), seq: last_seq - from_end };
+            let (user, micros) = (user.clone(), micros.unwrap_or(of_entry));
+            messages.push(RecentMessage { id, message, user, micros, terms: terms.to_owned() });
+        }
+    }
+    // Sessions follow each other, but a higher number means a later message.
+    if let Some(of_row) = messages.get_mut(first..) {
+        of_row.sort_by_key(|message| message.micros);
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_on_postgres_stay_on_a_connection_and_return_it() {
     const APPENDING: &str = "SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND query LIKE '%FROM store_exchanges(%' AND pid <> pg_backend_pid()";
+        WHERE datname = current_database() AND query LIKE '%FROM insert_exchanges(%' AND pid <> pg_backend_pid()";
     let backend = Backend::postgres().await;
     let demo = Conversation::on(&backend).await;
     let mut sql = Sql::on(&backend).await;

@@ -35,9 +35,9 @@ const OTHER_CONNECTIONS: &str = "\
 pub(crate) const DIALECT: Dialect = Dialect {
     numbers: "SELECT generate_series(1, 9 * SIZE::bigint) AS n",
     time: ("('epoch'::timestamptz + interval '1 microsecond' * (", "))"),
-    recent: "INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, seqs, times, terms)
-        SELECT tenant_id, 'english-2', 1, 1, ARRAY[session_id], ARRAY[user_id], ARRAY[1::bigint], ARRAY[created_at],
-            ARRAY[':ruser common other']
+    recent: "INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, last_seqs, times, terms)
+        SELECT tenant_id, 'english-2', 1, 1, ARRAY[session_id], ARRAY[user_id], ARRAY[1], ARRAY[created_at],
+            ARRAY['0  :ruser common other']
         FROM sessions WHERE last_seq = 1 AND tenant_id <> 'default'",
     bytes: ("decode('", "', 'hex')"),
     uuid: "gen_random_uuid()",

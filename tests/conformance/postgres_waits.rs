@@ -172,9 +172,9 @@ async fn erasure_or_redaction_is_repeated_after_a_deadlock() {
 /// Adds all messages to the index.
 const INDEX: &str = "\
     INSERT INTO search_analyzer (id, version) VALUES (1, 'english-2') ON CONFLICT DO NOTHING;
-    INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, seqs, times, terms)
+    INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, last_seqs, times, terms)
     SELECT tenant_id, 'english-2', count(*), count(*), array_agg(session_id), array_agg(''::text), array_agg(seq), array_agg(created_at),
-        array_agg(':ruser x'::text)
+        array_agg('0  :ruser x'::text)
     FROM messages GROUP BY tenant_id;
     UPDATE sessions SET indexed_seq = NULL";
 

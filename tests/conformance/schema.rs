@@ -7,6 +7,7 @@ use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use crate::support::store_calls::{self, CALLS};
 use precis::domain::exchange::{Exchange, IdempotencyKey};
+use precis::domain::message::Role;
 use precis::domain::search::analyzer::Analyzer;
 use precis::domain::search::index_terms::{TermPattern, TermQuery};
 use precis::storage::search::SearchFilter;
@@ -18,6 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use test_case::test_case;
+use time::OffsetDateTime;
 
 /// Replaces the database by one without a schema.
 async fn remove_schema(backend: Backend) -> Backend {
@@ -398,6 +400,44 @@ async fn messages_pending_in_version_12_are_found_after_the_migration(backend: B
     assert_eq!(indexed, found);
     assert_eq!(demo.indexed().await.len(), 16, "each message has one entry");
     assert_eq!(sql.unindexed().await, [""; 0]);
+}
+
+/// The migration to version 25 changes the rows of recent messages.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn recent_messages_of_version_24_are_found_after_the_migration(backend: Backend) {
+    let (backend, store) = with_schema(backend, 24).await;
+    let mut sql = Sql::on(&backend).await;
+    let insert = match backend {
+        Backend::Sqlite(_) => "\
+            INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries) VALUES ('default', 'english-2', 2, 30,
+                '[[\"a\",\"ada\",7,1760000000000000,\":ruser plum\"],[\"b\",\"\",1,1760003600000000,\":rtool plum fig\"]]')",
+        Backend::Postgres(_) => "\
+            INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, seqs, times, terms)
+            VALUES ('default', 'english-2', 2, 30, ARRAY['a', 'b'], ARRAY['ada', ''], ARRAY[7, 1],
+                ARRAY[to_timestamp(1760000000), to_timestamp(1760003600)], ARRAY[':ruser plum', ':rtool plum fig'])",
+    };
+    sql.run(insert).await;
+    sql.run("INSERT INTO search_analyzer (id, version) VALUES (1, 'english-2')").await;
+    store.migrate().await.unwrap();
+    let demo = Conversation::on(&backend).await;
+    let hour = |seconds| Some(OffsetDateTime::from_unix_timestamp(seconds).unwrap());
+    let all = SearchFilter::default();
+    let of_user = SearchFilter { user: Some(user_id("ada")), ..all.clone() };
+    let of_tool = SearchFilter { role: Some(Role::Tool), ..all.clone() };
+    let later = SearchFilter { since: hour(1_760_003_600), ..all.clone() };
+    for (filter, term, expected) in [
+        (&all, "plum", vec![("b", 1), ("a", 7)]),
+        (&all, "fig", vec![("b", 1)]),
+        (&of_user, "plum", vec![("a", 7)]),
+        (&of_tool, "plum", vec![("b", 1)]),
+        (&later, "plum", vec![("b", 1)]),
+    ] {
+        let found = demo.lookup_terms(filter, &TermQuery(vec![vec![TermPattern::exact(term)]]), 99).await;
+        let found: Vec<_> = found.iter().map(|found| (found.session.as_str(), found.seq)).collect();
+        assert_eq!(found, expected, "{term} {filter:?}");
+    }
 }
 
 /// The migration to version 16 copies the messages to another table.

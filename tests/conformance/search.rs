@@ -200,10 +200,10 @@ async fn lookup_finds_the_messages_of_a_time_range(backend: Backend) {
         Sql::Sqlite(_) => format!("INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
             WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 7000)
             SELECT 'default', 'english-2', count(*), count(*), json_group_array(json_array(
-                'demo', '', n, (20000 + n % 100) * 86400000000, '{terms}')) FROM n GROUP BY n / 100"),
-        Sql::Postgres(_) => format!("INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, seqs, times, terms)
+                'demo', '', n, (20000 + n % 100) * 86400000000, '0  {terms}')) FROM n GROUP BY n / 100"),
+        Sql::Postgres(_) => format!("INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, last_seqs, times, terms)
             SELECT 'default', 'english-2', count(*), count(*), array_agg('demo'::text), array_agg(''::text), array_agg(n),
-                array_agg(to_timestamp((20000 + n % 100) * 86400.0)), array_agg('{terms}'::text)
+                array_agg(to_timestamp((20000 + n % 100) * 86400.0)), array_agg('0  {terms}'::text)
             FROM generate_series(1, 7000) AS n GROUP BY n / 100"),
     };
     sql.run(&insert).await;

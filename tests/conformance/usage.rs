@@ -209,7 +209,7 @@ async fn stored_bytes_are_exact_after_concurrent_changes(backend: Backend) {
 #[tokio::test]
 async fn exchange_of_the_previous_version_on_postgres_is_counted() {
     const APPEND: &str = "\
-        SELECT * FROM append_exchanges(ARRAY['default'], ARRAY[2], ARRAY[3], ARRAY[0], ARRAY['a', 'b'],
+        SELECT * FROM store_exchanges(ARRAY['default'], ARRAY[2], ARRAY[3], ARRAY[0], ARRAY['a', 'b'],
             ARRAY[NULL, NULL]::text[], ARRAY[NULL, NULL]::text[], ARRAY[2, 1], ARRAY[2, 1], ARRAY[NULL, NULL]::text[], ARRAY[15, 2],
             ARRAY[1, 1, 2], ARRAY[1, 2, 1], ARRAY['user', 'user', 'user'], ARRAY[NULL, NULL, NULL]::text[],
             ARRAY[NULL, NULL, NULL]::text[], ARRAY[1, 1, 1], ARRAY['{\"a\":1}', '{\"ä\":2}', '{}'], ARRAY[]::timestamptz[],

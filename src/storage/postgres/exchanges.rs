@@ -1,14 +1,13 @@
 //! Appending exchanges on Postgres.
 //!
-//! The function `store_exchanges` (migration 23) appends a batch in one statement, which is one round trip and one commit.
+//! The function `insert_exchanges` (migration 25) appends a batch in one statement, which is one round trip and one commit.
 //! It locks the rows of the sessions, which keeps `seq` free of gaps and duplicates.
 
 use super::{Connections, LOCK_NOT_AVAILABLE};
 use crate::domain::exchange::PersistedExchange;
-use crate::domain::search::analyzer::Analyzer;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::{BatchResults, Batcher};
-use crate::storage::index_hints::IndexHints;
+use crate::storage::index_hints::{BatchTerms, IndexHints};
 use crate::storage::pool::retry_on_disconnect;
 use crate::storage::rows::tool_columns;
 use crate::storage::values::{to_i64, user_from_column};
@@ -20,9 +19,9 @@ use std::sync::Arc;
 use time::OffsetDateTime;
 use tokio::sync::Semaphore;
 
-const STORE_EXCHANGES: &str = "\
+const INSERT_EXCHANGES: &str = "\
     SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation, user_id, is_indexed
-    FROM store_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
+    FROM insert_exchanges($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
         $22, $23, $24, $25, $26, $27, $28)";
 
 /// Longest wait for the lock of a session. A batch that waits longer is rolled back, and its exchanges are appended one by
@@ -194,7 +193,7 @@ pub(in crate::storage) async fn append_in_transaction(
     outcome.ok_or(StoreError::BatchFailed)
 }
 
-/// The arguments of `store_exchanges` that have a value per tenant, group, message, key or span.
+/// The arguments of `insert_exchanges` that have a value per tenant, group, message, key or span.
 #[derive(Default)]
 struct Arguments<'r> {
     tenants: Vec<&'r str>,
@@ -217,9 +216,7 @@ struct Arguments<'r> {
     message_json: Vec<&'r str>,
     /// Empty if no client gave a time.
     message_times: Vec<Option<OffsetDateTime>>,
-    /// Empty if an exchange has none, or another analyzer.
-    message_terms: Vec<&'r str>,
-    analyzer: Option<Analyzer>,
+    terms: Option<BatchTerms>,
     key_groups: Vec<i64>,
     key_sessions: Vec<&'r str>,
     keys: Vec<&'r str>,
@@ -250,12 +247,7 @@ impl<'r> Arguments<'r> {
             }
         }
         arguments.end_tenant();
-        let exchanges = groups.iter().flat_map(|group| group.exchanges(requests));
-        let terms: Option<Vec<_>> = exchanges.map(|(_, request, _)| request.terms.as_ref()).collect();
-        arguments.analyzer = terms.iter().flatten().next().map(|first| first.analyzer);
-        let terms = terms.filter(|all| all.iter().all(|one| Some(one.analyzer) == arguments.analyzer));
-        let of_messages = terms.into_iter().flatten().flat_map(|terms| &terms.of_messages);
-        arguments.message_terms = of_messages.map(String::as_str).collect();
+        arguments.terms = BatchTerms::new(requests, groups);
         arguments
     }
 
@@ -305,7 +297,8 @@ async fn append_groups(
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<(), sqlx::Error> {
     let arguments = Arguments::new(requests, groups);
-    let query = sqlx::query(STORE_EXCHANGES)
+    let terms = arguments.terms.as_ref();
+    let query = sqlx::query(INSERT_EXCHANGES)
         .bind(&arguments.tenants)
         .bind(&arguments.tenant_groups)
         .bind(&arguments.tenant_messages)
@@ -325,14 +318,14 @@ async fn append_groups(
         .bind(&arguments.message_tokens)
         .bind(&arguments.message_json)
         .bind(&arguments.message_times)
-        .bind(&arguments.message_terms)
+        .bind(terms.map_or(&[][..], |terms| &terms.of_groups))
         .bind(&arguments.key_groups)
         .bind(&arguments.key_sessions)
         .bind(&arguments.keys)
         .bind(&arguments.key_fingerprints)
         .bind(&arguments.key_firsts)
         .bind(&arguments.key_lasts)
-        .bind(arguments.analyzer.map(Analyzer::version))
+        .bind(terms.map(|terms| terms.analyzer.version()))
         .bind(lock_timeout);
     let rows = query.fetch_all(executor).await?;
     let mut appended = vec![None; groups.len()];
@@ -378,7 +371,7 @@ async fn append_groups(
     if found_known_key {
         return Ok(());
     }
-    if !arguments.message_terms.is_empty() {
+    if terms.is_some() {
         hints.note_batch(requests, groups);
     }
     for (group, appended) in groups.iter().zip(appended) {

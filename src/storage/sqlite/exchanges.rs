@@ -10,7 +10,7 @@ use crate::domain::exchange::PersistedExchange;
 use crate::domain::message::Message;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::Batcher;
-use crate::storage::index_hints::IndexHints;
+use crate::storage::index_hints::{BatchTerms, IndexHints};
 use crate::storage::rows::tool_columns;
 use crate::storage::statement::DbRow as _;
 use crate::storage::values::{DbTime, to_i64, user_from_column};
@@ -97,11 +97,10 @@ macro_rules! append_groups {
             " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
 
             INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
-            SELECT s.tenant_id, $3, count(*), sum(octet_length(t.value ->> 1)), json_group_array(json_array(s.session_id, s.user_id,
-                s.last_seq - (t.value ->> 0), coalesce(t.value ->> 2, s.updated_at), t.value ->> 1)) ",
+            SELECT s.tenant_id, $3, sum(g.value ->> 'count'), sum(octet_length(g.value ->> 'terms')),
+                json_group_array(json_array(s.session_id, s.user_id, s.last_seq, s.updated_at, g.value ->> 'terms')) ",
             from_groups!("$4"),
-            " CROSS JOIN jsonb_each(g.value, '$.terms') AS t
-            WHERE s.indexed_seq IS NULL GROUP BY s.tenant_id;
+            " WHERE s.indexed_seq IS NULL GROUP BY s.tenant_id;
 
             SELECT json_group_array(json_array(g.key, s.last_seq, s.updated_at, hex(s.incarnation), s.user_id)) AS appended ",
             from_groups!()
@@ -173,13 +172,15 @@ struct GroupMessage<'r> {
     created_at: Option<i64>,
 }
 
-/// The terms of the messages of a group: of each, the position from the end, the terms, and the time that the client gave.
+/// The terms of the messages of a [`Group`], as [`RecentTerms`](crate::domain::search::recent::RecentTerms).
 #[derive(Serialize)]
 struct GroupTerms<'r> {
     tenant: &'r str,
     session: &'r str,
     user: Option<&'r str>,
-    terms: Vec<(i64, &'r str, Option<i64>)>,
+    /// The number of messages.
+    count: i64,
+    terms: String,
 }
 
 #[derive(Serialize)]
@@ -246,23 +247,16 @@ impl<'r> Group<'r> {
     }
 }
 
-/// Returns the terms of all messages of groups as JSON, with their analyzer; nothing if a message has none, or those of another analyzer.
-fn group_terms(requests: &[AppendRequest], groups: &[SessionGroup<'_>]) -> (Option<String>, String) {
-    let exchanges = groups.iter().flat_map(|group| group.exchanges(requests));
-    let terms: Option<Vec<_>> = exchanges.map(|(_, request, _)| request.terms.as_ref()).collect();
-    let analyzer = terms.iter().flatten().next().map(|first| first.analyzer);
-    let is_same = terms.is_some_and(|all| all.iter().all(|one| Some(one.analyzer) == analyzer));
-    let Some(analyzer) = analyzer.filter(|_| is_same) else { return (None, "[]".to_owned()) };
-    let of_group = |group: &SessionGroup<'_>| {
-        let of_messages = group.exchanges(requests).flat_map(|(_, request, _)| &request.terms);
-        let of_messages = of_messages.flat_map(|terms| terms.of_messages.iter());
-        let terms = messages(requests, group).zip(of_messages).map(|(message, terms)| {
-            (group.messages - 1 - message.position, terms.as_str(), message.created_at.map(micros))
-        });
-        let (tenant, session, user) = (group.tenant, group.session, group.user(requests));
-        encode(&GroupTerms { tenant, session, user, terms: terms.collect() })
+/// Returns the analyzer and the [`GroupTerms`] of groups as parameters of [`APPEND_GROUPS`].
+fn terms_of(requests: &[AppendRequest], groups: &[SessionGroup<'_>]) -> (Option<String>, String) {
+    let Some(BatchTerms { analyzer, of_groups }) = BatchTerms::new(requests, groups) else {
+        return (None, "[]".to_owned());
     };
-    let of_groups: Vec<String> = groups.iter().map(of_group).collect();
+    let of_group = |(group, terms): (&SessionGroup<'_>, String)| {
+        let (tenant, session, user) = (group.tenant, group.session, group.user(requests));
+        encode(&GroupTerms { tenant, session, user, count: group.messages, terms })
+    };
+    let of_groups: Vec<String> = groups.iter().zip(of_groups).map(of_group).collect();
     (Some(analyzer.version()), format!("[{}]", of_groups.join(",")))
 }
 
@@ -401,7 +395,7 @@ async fn append_at_once(
     }
     let mut connection = writer.acquire().await?;
     let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
-    let (analyzer, terms) = group_terms(requests, &groups);
+    let (analyzer, terms) = terms_of(requests, &groups);
     let is_indexed = analyzer.is_some();
     let query = sqlx::query(APPEND_IN_OWN_TRANSACTION).bind(encode(&rows)).bind(micros(now()));
     let query = query.bind(analyzer).bind(terms);
@@ -477,7 +471,7 @@ async fn append_groups(
     let encoded = encode(&rows);
     drop(rows);
     let now = now();
-    let (analyzer, terms) = group_terms(requests, groups);
+    let (analyzer, terms) = terms_of(requests, groups);
     if analyzer.is_some() {
         hints.note_batch(requests, groups);
     }
