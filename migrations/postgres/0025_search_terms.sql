@@ -122,7 +122,7 @@ BEGIN
                     JOIN appended AS a ON a.place = w.place
             ), inserted_entries AS (
                 INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, sessions, users, last_seqs, times, terms)
-                SELECT of_tenant, analyzer, sum(group_counts[a.place]), sum(octet_length(group_terms[a.place])), array_agg(a.session_id),
+                SELECT of_tenant, analyzer, sum(CAST(group_counts[a.place] AS integer)), sum(octet_length(group_terms[a.place])), array_agg(a.session_id),
                     array_agg(a.user_id), array_agg(a.last_seq), array_agg(a.updated_at), array_agg(group_terms[a.place])
                 FROM appended AS a WHERE has_entries AND a.indexed_seq IS NULL HAVING count(*) > 0
             ), inserted_keys AS (

@@ -37,7 +37,7 @@ impl BatchTerms {
         let analyzer_of = |request: &AppendRequest| Some(request.terms.as_ref()?.analyzer);
         let analyzer = analyzer_of(exchanges.next()?.1)?;
         let of_group = |group: &SessionGroup<'_>| {
-            let mut text = String::new();
+            let mut text = String::with_capacity(usize::try_from(group.bytes).unwrap_or_default());
             for (_, AppendRequest { exchange, terms, .. }, offset) in group.exchanges(requests) {
                 let mut times = exchange.given_times();
                 let of_messages = terms.iter().flat_map(|terms| &terms.of_messages);

@@ -106,6 +106,8 @@ struct Occurrence<'t> {
     range: Range<usize>,
     position: usize,
     is_unigram: bool,
+    /// `true` if the same word, as it is written, occurred before. `None` if that is not known.
+    is_repeated: Option<bool>,
 }
 
 /// The terms of words that say little about a text.
@@ -119,9 +121,18 @@ type Terms = Box<[(Arc<str>, Arc<str>)]>;
 #[derive(Debug, Default)]
 struct RecentWords {
     analyzer: Option<Analyzer>,
-    newer: foldhash::HashMap<String, Terms>,
+    /// The number of the present text.
+    text: u32,
+    newer: foldhash::HashMap<String, RecentWord>,
     /// The words of `newer` move here when they are [`MAX_NEWER_WORDS`], and those that occur again move back.
-    older: foldhash::HashMap<String, Terms>,
+    older: foldhash::HashMap<String, RecentWord>,
+}
+
+#[derive(Debug)]
+struct RecentWord {
+    terms: Terms,
+    /// The last text with the word.
+    text: u32,
 }
 
 const MAX_NEWER_WORDS: usize = 2048;
@@ -137,26 +148,32 @@ impl RecentWords {
         let idle = || IDLE_WORDS.lock().unwrap_or_else(PoisonError::into_inner);
         let left = idle().pop().filter(|words| words.analyzer == Some(analyzer));
         let mut words = left.unwrap_or_else(|| Self { analyzer: Some(analyzer), ..Self::default() });
+        words.text = words.text.wrapping_add(1);
         let result = work(&mut words);
         idle().push(words);
         result
     }
 
-    /// Calls a function with the terms of a word.
-    fn with_terms<T>(&mut self, raw: &str, function: impl FnOnce(&Terms) -> T) -> T {
-        if let Some(terms) = self.newer.get(raw) {
-            return function(terms);
+    /// Calls a function with the terms of a word, and with `true` if the word occurred in the text before.
+    fn with_terms<T>(&mut self, raw: &str, function: impl FnOnce(&Terms, Option<bool>) -> T) -> T {
+        let text = self.text;
+        let is_repeated = |word: &mut RecentWord| Some(mem::replace(&mut word.text, text) == text);
+        if let Some(word) = self.newer.get_mut(raw) {
+            let is_repeated = is_repeated(word);
+            return function(&word.terms, is_repeated);
         }
         let analyze = || self.analyzer.iter().flat_map(|analyzer| analyzer.word_terms(raw)).collect();
         if raw.len() > MAX_KEPT_BYTES {
-            return function(&analyze());
+            return function(&analyze(), None);
         }
         if self.newer.len() >= MAX_NEWER_WORDS {
             mem::swap(&mut self.older, &mut self.newer);
             self.newer.clear();
         }
-        let (raw, terms) = self.older.remove_entry(raw).unwrap_or_else(|| (raw.to_owned(), analyze()));
-        function(self.newer.entry(raw).or_insert(terms))
+        let new = || (raw.to_owned(), RecentWord { terms: analyze(), text: text.wrapping_sub(1) });
+        let (raw, mut word) = self.older.remove_entry(raw).unwrap_or_else(new);
+        let is_repeated = is_repeated(&mut word);
+        function(&self.newer.entry(raw).or_insert(word).terms, is_repeated)
     }
 }
 
@@ -257,7 +274,7 @@ impl Analyzer {
     ) -> Vec<Token> {
         let mut tokens = Vec::new();
         self.visit(text, initials, |occurrence| {
-            let Occurrence { term, unstemmed, range, position, is_unigram } = occurrence;
+            let Occurrence { term, unstemmed, range, position, is_unigram, .. } = occurrence;
             if condition(term, unstemmed) {
                 let (term, unstemmed) = (Arc::clone(term), Arc::clone(unstemmed));
                 tokens.push(Token { term, unstemmed, range, position, is_unigram });
@@ -266,15 +283,12 @@ impl Analyzer {
         tokens
     }
 
-    /// Calls a function with each term of a text once, in the order of their first occurrences.
-    pub fn for_each_distinct_term(self, text: &str, mut function: impl FnMut(&str)) {
-        let words = text.len() / 6;
-        let mut seen =
-            foldhash::HashSet::with_capacity_and_hasher(words, foldhash::fast::RandomState::default());
-        self.visit(text, Initials::ALL, |Occurrence { term, .. }| {
-            // To copy a reference is an atomic operation, so the references of repeated terms are not copied.
-            if !seen.contains(term) {
-                seen.insert(Arc::clone(term));
+    /// Calls a function with the terms of a text, in the order of their first occurrences. Repeats a term if words that are written
+    /// differently have it, such as `ferry` and `Ferries`.
+    pub fn for_each_new_term(self, text: &str, mut function: impl FnMut(&str)) {
+        let mut seen = foldhash::HashSet::default();
+        self.visit(text, Initials::ALL, |Occurrence { term, is_repeated, .. }| {
+            if !is_repeated.unwrap_or_else(|| !seen.insert(Arc::clone(term))) {
                 function(term);
             }
         });
@@ -286,18 +300,23 @@ impl Analyzer {
         RecentWords::with(self, |recent| {
             let mut position = 0;
             for Segment { range, is_word } in segments(text) {
-                let mut visit = |term: &Arc<str>, unstemmed: &Arc<str>, range, position, is_unigram| {
-                    visitor(Occurrence { term, unstemmed, range, position, is_unigram });
-                };
                 if is_word {
                     let raw = text.get(range.clone()).unwrap_or_default();
                     if initials.exclude(raw) {
                         position += 1;
                         continue;
                     }
-                    recent.with_terms(raw, |terms| {
+                    recent.with_terms(raw, |terms, is_repeated| {
                         for (term, unstemmed) in terms {
-                            visit(term, unstemmed, range.clone(), position, false);
+                            let range = range.clone();
+                            visitor(Occurrence {
+                                term,
+                                unstemmed,
+                                range,
+                                position,
+                                is_unigram: false,
+                                is_repeated,
+                            });
                             position += 1;
                         }
                     });
@@ -306,16 +325,26 @@ impl Analyzer {
                 let character = |range: Range<usize>| {
                     let raw = text.get(range.clone())?;
                     let term =
-                        recent.with_terms(raw, |terms| terms.first().map(|(term, _)| Arc::clone(term)));
+                        recent.with_terms(raw, |terms, _| terms.first().map(|(term, _)| Arc::clone(term)));
                     term.map(|character| (character, range))
                 };
                 let characters: Vec<_> = characters(text, range).into_iter().filter_map(character).collect();
+                let mut visit = |term: &Arc<str>, range, position, is_unigram| {
+                    visitor(Occurrence {
+                        term,
+                        unstemmed: term,
+                        range,
+                        position,
+                        is_unigram,
+                        is_repeated: None,
+                    });
+                };
                 for (at, (character, range)) in characters.iter().enumerate() {
                     if let Some((next, end)) = characters.get(at + 1) {
                         let bigram = Arc::from(format!("{character}{next}"));
-                        visit(&bigram, &bigram, range.start..end.end, position, false);
+                        visit(&bigram, range.start..end.end, position, false);
                     }
-                    visit(character, character, range.clone(), position, characters.len() > 1);
+                    visit(character, range.clone(), position, characters.len() > 1);
                     position += 1;
                 }
             }
@@ -379,7 +408,11 @@ fn word_parts(raw: &str) -> impl Iterator<Item = &str> {
 pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
     let (mut position, mut reported) = (0, 0);
     std::iter::from_fn(move || {
-        let start = position + text.get(position..)?.find(char::is_alphanumeric)?;
+        let rest = text.get(position..)?;
+        // Most characters are ASCII, which needs no look at their properties.
+        let skipped =
+            rest.bytes().take_while(|byte| byte.is_ascii() && !byte.is_ascii_alphanumeric()).count();
+        let start = position + skipped + rest.get(skipped..)?.find(char::is_alphanumeric)?;
         let rest = text.get(start..)?;
         let is_word = begins_word(rest);
         let continues = |(at, c): (usize, char)| {
@@ -389,7 +422,6 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
                     && APOSTROPHES.contains(&c)
                     && rest.get(at + c.len_utf8()..).is_some_and(begins_word))
         };
-        // Most words are ASCII, which needs no look at the properties of characters.
         let ascii = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
         let mut others = rest.get(ascii..)?.char_indices().map(|(at, c)| (ascii + at, c));
         let end = others.find(|character| !continues(*character));
@@ -492,14 +524,32 @@ mod tests {
     #[test]
     fn recent_words_have_a_limit() {
         let mut recent = RecentWords { analyzer: Some(Analyzer::default()), ..RecentWords::default() };
-        recent.with_terms(&"7".repeat(MAX_KEPT_BYTES + 1), |_| ());
+        recent.with_terms(&"7".repeat(MAX_KEPT_BYTES + 1), |_, _| ());
         assert!(recent.newer.is_empty());
         for number in 0..3 * MAX_NEWER_WORDS {
-            recent.with_terms(&number.to_string(), |_| ());
-            recent.with_terms("again", |_| ());
+            recent.with_terms(&number.to_string(), |_, _| ());
+            recent.with_terms("again", |_, _| ());
         }
         assert!(recent.newer.len() <= MAX_NEWER_WORDS && recent.older.len() <= MAX_NEWER_WORDS);
         assert!(recent.newer.contains_key("again"));
+    }
+
+    #[test]
+    fn each_word_of_a_text_is_new_once() {
+        let new_terms = |text: &str| {
+            let mut terms = Vec::new();
+            Analyzer::default().for_each_new_term(text, |term| terms.push(term.to_owned()));
+            terms
+        };
+        for _ in 0..2 {
+            assert_eq!(
+                new_terms("a ferry, the ferry and a Boat-boat's"),
+                ["a", "ferri", "the", "and", "boat", "boat"]
+            );
+            assert_eq!(new_terms("東京、東京 x"), ["東京", "東", "京", "x"]);
+            let long = "7".repeat(MAX_KEPT_BYTES + 1);
+            assert_eq!(new_terms(&format!("{long} {long}")), ["7".repeat(MAX_TERM_CHARS)]);
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::text;
 use crate::domain::id::SessionId;
 use crate::domain::message::{Message, Role};
 
+const ROLE_PREFIX: &str = ":r";
 const HOUR_MICROS: i64 = 3_600_000_000;
 
 #[must_use]
@@ -23,7 +24,7 @@ pub fn user_term(user: &str) -> String {
 
 #[must_use]
 pub fn role_term(role: Role) -> String {
-    format!(":r{role}")
+    format!("{ROLE_PREFIX}{role}")
 }
 
 /// Returns the term of the hour that contains a time in microseconds since 1970. Terms are in the order of their hours.
@@ -44,14 +45,15 @@ pub fn hours(since: Option<i64>, until: Option<i64>) -> KeyRange {
 /// Maximum total size of the terms of a message. Natural language stays below it; characters with many combining marks may not.
 const MAX_TERM_BYTES: usize = 1_000_000;
 
-/// Returns the terms of a message, separated by spaces: its role, and each distinct term of its text.
+/// Returns the terms of a message, separated by spaces: its role, and the terms of its text. Some of them may be repeated.
 #[must_use]
 pub fn message_terms(analyzer: Analyzer, message: &Message) -> String {
     let text = text::searchable_text(message);
     let mut out = String::with_capacity(text.len().min(MAX_TERM_BYTES));
-    out.push_str(&role_term(message.role()));
+    out.push_str(ROLE_PREFIX);
+    out.push_str(message.role().as_str());
     let mut is_full = false;
-    analyzer.for_each_distinct_term(&text, |term| {
+    analyzer.for_each_new_term(&text, |term| {
         is_full |= out.len() + term.len() >= MAX_TERM_BYTES;
         if !is_full {
             out.push(' ');

@@ -53,7 +53,8 @@ impl Candidate {
     ) -> Self {
         let text = searchable_text(&message);
         let (speaker, text_match) = (speaker(&message, &text), TextMatch::new(analyzer, query, &text));
-        let content = text_match.is_allowed.then_some((message, text));
+        let text = text_match.is_allowed.then(|| text.into_owned());
+        let content = text.map(|text| (message, text));
         Self { place, created_at, content, text_match, speaker }
     }
 }

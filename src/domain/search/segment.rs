@@ -95,12 +95,16 @@ impl SegmentBuilder {
         self.messages.is_empty()
     }
 
-    /// Adds a message with its distinct terms.
+    /// Adds a message with its terms, which may be repeated.
     pub fn add<'t>(&mut self, message: MessageRef, terms: impl IntoIterator<Item = &'t str>) {
         let number = self.len();
         self.messages.push(message);
         for term in terms {
-            self.add_numbers(term.as_bytes(), [number]);
+            match self.numbers.get_mut(term.as_bytes()) {
+                Some(known) if known.last() == Some(&number) => {}
+                Some(known) => known.push(number),
+                None => _ = self.numbers.insert(term.as_bytes().into(), vec![number]),
+            }
         }
     }
 
@@ -130,19 +134,16 @@ impl SegmentBuilder {
                 for number in decode_numbers(value) {
                     kept.extend(numbers.get(number? as usize).ok_or(DamagedPage)?);
                 }
-                if !kept.is_empty() {
-                    self.add_numbers(&entries.key, kept);
+                if kept.is_empty() {
+                    continue;
+                }
+                match self.numbers.get_mut(&*entries.key) {
+                    Some(known) => known.extend(kept),
+                    None => _ = self.numbers.insert(entries.key.as_slice().into(), kept),
                 }
             }
         }
         Ok(())
-    }
-
-    fn add_numbers(&mut self, term: &[u8], numbers: impl IntoIterator<Item = u32>) {
-        match self.numbers.get_mut(term) {
-            Some(known) => known.extend(numbers),
-            None => _ = self.numbers.insert(term.into(), numbers.into_iter().collect()),
-        }
     }
 
     /// Returns the pages, in order.
@@ -426,7 +427,8 @@ mod tests {
             let segments: Vec<Vec<Page>> = messages.chunks(size).map(|part| {
                 let mut builder = SegmentBuilder::default();
                 for (session, seq, terms) in part {
-                    builder.add(message(session, *seq), terms.iter().map(String::as_str));
+                    let repeated = terms.iter().chain(terms.iter().take(2));
+                    builder.add(message(session, *seq), repeated.map(String::as_str));
                 }
                 builder.finish()
             }).collect();

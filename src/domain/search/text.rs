@@ -1,6 +1,7 @@
 //! Extracts the searchable text of a message: content, name of the participant, names and arguments of tool calls.
 
 use crate::domain::message::{Message, Role};
+use std::borrow::Cow;
 
 /// Only this much of a long message is searchable. Small enough for the index, even with a term for each pair of
 /// characters.
@@ -8,16 +9,22 @@ pub const MAX_INDEXED_BYTES: usize = 128 * 1024;
 
 /// Returns the text that is indexed, and from which snippets are cut.
 #[must_use]
-pub fn searchable_text(message: &Message) -> String {
-    let mut text = String::new();
-    add(&mut text, message.name().unwrap_or_default(), false);
+pub fn searchable_text(message: &Message) -> Cow<'_, str> {
     // Tool results are usually JSON. Messages of people are not, even if they begin with a bracket.
-    add(&mut text, message.content(), message.role() == Role::Tool);
+    let (name, content, may_be_json) = (message.name(), message.content(), message.role() == Role::Tool);
+    if name.is_none() && !may_be_json && message.tool_calls().is_empty() {
+        return Cow::Borrowed(
+            content.get(..content.floor_char_boundary(MAX_INDEXED_BYTES)).unwrap_or_default(),
+        );
+    }
+    let mut text = String::new();
+    add(&mut text, name.unwrap_or_default(), false);
+    add(&mut text, content, may_be_json);
     for call in message.tool_calls() {
         add(&mut text, &call.name, false);
         add(&mut text, &call.arguments, true);
     }
-    text
+    Cow::Owned(text)
 }
 
 const MAX_SPEAKER_CHARS: usize = 40;
@@ -96,7 +103,7 @@ mod tests {
     use serde_json::json;
 
     fn searched(message: &serde_json::Value) -> String {
-        searchable_text(&Message::from_stored(message.to_string()).expect("valid"))
+        searchable_text(&Message::from_stored(message.to_string()).expect("valid")).into_owned()
     }
 
     #[test]

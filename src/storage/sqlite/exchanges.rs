@@ -248,16 +248,16 @@ impl<'r> Group<'r> {
 }
 
 /// Returns the analyzer and the [`GroupTerms`] of groups as parameters of [`APPEND_GROUPS`].
-fn terms_of(requests: &[AppendRequest], groups: &[SessionGroup<'_>]) -> (Option<String>, String) {
+fn terms_of<'r>(requests: &'r [AppendRequest], groups: &[SessionGroup<'r>]) -> (Option<String>, String) {
     let Some(BatchTerms { analyzer, of_groups }) = BatchTerms::new(requests, groups) else {
         return (None, "[]".to_owned());
     };
-    let of_group = |(group, terms): (&SessionGroup<'_>, String)| {
+    let of_group = |(group, terms): (&SessionGroup<'r>, String)| {
         let (tenant, session, user) = (group.tenant, group.session, group.user(requests));
-        encode(&GroupTerms { tenant, session, user, count: group.messages, terms })
+        GroupTerms { tenant, session, user, count: group.messages, terms }
     };
-    let of_groups: Vec<String> = groups.iter().zip(of_groups).map(of_group).collect();
-    (Some(analyzer.version()), format!("[{}]", of_groups.join(",")))
+    let of_groups: Vec<_> = groups.iter().zip(of_groups).map(of_group).collect();
+    (Some(analyzer.version()), encode(&of_groups))
 }
 
 /// A message of a [`SessionGroup`].
