@@ -153,7 +153,7 @@ impl Sqlite {
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
         let checkpoints = Checkpoints::start(writing);
         let hints = Arc::<IndexHints>::default();
-        let appends = exchanges::batcher(&writer, &checkpoints, &hints);
+        let appends = exchanges::batcher(&writer, &checkpoints, &hints, options.acquire_timeout);
         let head_reader = pool(1).connect_lazy_with(connect_reader);
         let heads = heads::batcher(&head_reader);
         Ok(Self {

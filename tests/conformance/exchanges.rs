@@ -243,6 +243,36 @@ async fn large_exchanges_are_stored(backend: Backend) {
     assert!(history.iter().map(|stored| stored.seq).eq(1..=1002));
 }
 
+/// On Postgres, large exchanges have connections of their own.
+#[tokio::test]
+async fn small_exchange_waits_for_one_large_exchange_on_sqlite() {
+    const LARGE: usize = 8;
+    let backend = Backend::sqlite().await;
+    let demo = Conversation::on(&backend).await;
+    let mut other = Sql::on(&backend).await;
+    other.run("BEGIN IMMEDIATE").await;
+    let long = "x".repeat(1 << 20);
+    let mut appends = JoinSet::new();
+    for number in 0..=LARGE {
+        let (session, text) = (demo.session(&format!("s{number}")), long.clone());
+        appends.spawn(async move {
+            session.say(&[if number < LARGE { &text } else { "small" }]).await;
+            number
+        });
+        // The task runs on this thread until it waits for the writer.
+        for _ in 0..9 {
+            tokio::task::yield_now().await;
+        }
+    }
+    other.run("COMMIT").await;
+    let mut before = 0;
+    while appends.join_next().await.expect("the small exchange").unwrap() < LARGE {
+        before += 1;
+    }
+    assert!(before <= 2, "{before} large exchanges were stored before the small one");
+    assert_eq!(appends.join_all().await.len(), LARGE - before);
+}
+
 /// SQLite appends a part of the messages at once, and the others by themselves.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]

@@ -19,7 +19,10 @@ use serde::{Deserialize, Serialize};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{SqliteConnection, SqlitePool};
 use std::sync::Arc;
+use std::time::Duration;
 use time::OffsetDateTime;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 /// Reads the keys of exchanges that are known. `$1` is a list of [`RequestKey`]s.
@@ -137,6 +140,10 @@ const MAX_BYTES: usize = 1024 * 1024;
 
 /// Larger messages are inserted by themselves: the database copies the parameter of a batch about twenty times.
 const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
+
+/// Largest number of large exchanges that wait for the writer or use it at the same time. The queue of the writer is first in, first
+/// out, so a batch of small exchanges would wait for all of them.
+const MAX_WAITING_LARGE: usize = 1;
 
 const INSERT_MESSAGE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
@@ -297,8 +304,10 @@ pub(super) fn batcher(
     writer: &SqlitePool,
     checkpoints: &Arc<Checkpoints>,
     hints: &Arc<IndexHints>,
+    acquire_timeout: Duration,
 ) -> AppendBatcher {
     let (batch_writer, single_writer) = (writer.clone(), writer.clone());
+    let large = Arc::new(Semaphore::new(MAX_WAITING_LARGE));
     let checkpoints = Arc::clone(checkpoints);
     let (batch_hints, single_hints) = (Arc::clone(hints), Arc::clone(hints));
     let append_batch = move |requests: Vec<AppendRequest>| {
@@ -324,7 +333,16 @@ pub(super) fn batcher(
     };
     let append_alone = move |request: AppendRequest| {
         let (writer, hints) = (single_writer.clone(), Arc::clone(&single_hints));
-        async move { append_one(&writer, &hints, &request).await }
+        let large = Arc::clone(&large);
+        async move {
+            let _permit = if append::is_large(&request) {
+                let permit = timeout(acquire_timeout, large.acquire()).await;
+                Some(permit.map_err(|_| StoreError::Unavailable(sqlx::Error::PoolTimedOut))?)
+            } else {
+                None
+            };
+            append_one(&writer, &hints, &request).await
+        }
     };
     Batcher::new(append::MAX_BATCH, append_batch, append_alone)
 }
