@@ -90,7 +90,9 @@ async fn collect_body(
     limits: &Limits,
     mut reservation: Option<&mut Reservation>,
 ) -> Result<Bytes, Problem> {
-    let (mut collected, mut chunks) = (BytesMut::new(), body.into_data_stream());
+    let mut chunks = body.into_data_stream();
+    // A vector that grows is copied, and its copies are in memory at the same time.
+    let mut collected = BytesMut::with_capacity(declared);
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_| Problem::incomplete_body())?;
         let bytes = collected.len() + chunk.len();
