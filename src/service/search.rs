@@ -6,7 +6,7 @@ use super::{Error, MemoryService, StoredMessage, decode_message, to_i64};
 use crate::blocking;
 use crate::capacity::{self, Overloaded, Thread};
 use crate::domain::id::{SessionId, TenantId};
-use crate::domain::message::{Message, Role};
+use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::Query;
@@ -36,6 +36,8 @@ const MAX_RANKED_BYTES: i64 = 2 * 1024 * 1024;
 /// JSON size of all candidates of a search, after which no further ones are read, so that a phrase that is nowhere does not keep a thread
 /// for seconds.
 const MAX_READ_BYTES: usize = 32 * 1024 * 1024;
+/// JSON size of the messages of a response after which it has no further messages of hits.
+const MAX_HIT_BYTES: i64 = 4 * 1024 * 1024;
 /// Maximum total JSON size of the neighbours in a response.
 const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
 /// Maximum number of messages that are searched without the index, and their approximate JSON size.
@@ -67,8 +69,9 @@ pub struct SearchHit {
     pub created_at: OffsetDateTime,
     /// Comparable only with other hits of the same search.
     pub score: f64,
-    /// JSON, as the client sent it.
-    pub message: String,
+    /// JSON, as the client sent it. `None` if the messages of the hits before it have more than [`MAX_HIT_BYTES`]; messages of more than
+    /// 128 KiB are considered last.
+    pub message: Option<String>,
     pub role: Role,
     pub snippet: Snippet,
     /// Preceding messages, in order.
@@ -150,15 +153,19 @@ impl MemoryService {
             read = read.add(&filter, stored).await?;
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
+        ranked.truncate(ranked_hits);
+        let found = ranked.iter().filter_map(|(index, score)| Some((read.candidates.get(*index)?, *score)));
+        let found: Vec<_> = found.collect();
+        let places: Vec<MessageRef> = found.iter().map(|(candidate, _)| candidate.place.clone()).collect();
+        let messages = index.fetch_messages(filter.user.as_ref(), &places, MAX_HIT_BYTES).await?;
         drop(index);
         drop(thread);
-        ranked.truncate(ranked_hits);
-        let found = ranked.iter().filter_map(|(index, score)| {
-            let candidate = read.candidates.get(*index)?;
-            candidate.content.as_ref().map(|content| (candidate, content, *score))
-        });
-        let (mut hits, mut texts) = (Vec::with_capacity(ranked.len()), Vec::new());
-        for (candidate, (message, text), score) in found {
+        let by_place = |(session, StoredMessage { seq, json, .. })| (MessageRef { session, seq }, json);
+        let mut messages: HashMap<_, _> = messages.into_iter().map(by_place).collect();
+        let (mut hits, mut texts) = (Vec::with_capacity(found.len()), Vec::new());
+        for (candidate, score) in found {
+            let Some(text) = &candidate.text else { continue };
+            let message = messages.remove(&candidate.place);
             let hit = SearchHit::new(candidate, message, score, snippet(analyzer, &query, text));
             if self.config.rerank.is_some() {
                 texts.push(hit.short_text(text));
@@ -290,7 +297,7 @@ impl ReadMessages {
                 let message = decode_message(json)?;
                 if role.is_none_or(|role| message.role() == role) {
                     let (query, place) = ((self.analyzer, &*self.query), MessageRef { session, seq });
-                    self.candidates.push(Candidate::new(query, place, created_at, message));
+                    self.candidates.push(Candidate::new(query, place, created_at, &message));
                 }
             }
             Ok(self)
@@ -308,15 +315,15 @@ impl ReadMessages {
 }
 
 impl SearchHit {
-    fn new(candidate: &Candidate, message: &Message, score: f64, snippet: Snippet) -> Self {
-        let Candidate { place: MessageRef { session, seq }, created_at, .. } = candidate;
+    fn new(candidate: &Candidate, message: Option<String>, score: f64, snippet: Snippet) -> Self {
+        let Candidate { place: MessageRef { session, seq }, created_at, role, .. } = candidate;
         Self {
             session_id: session.clone(),
             seq: *seq,
             created_at: *created_at,
             score,
-            message: message.json().to_owned(),
-            role: message.role(),
+            message,
+            role: *role,
             snippet,
             before: Vec::new(),
             after: Vec::new(),
@@ -335,6 +342,7 @@ impl SearchHit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::message::Message;
 
     #[test]
     fn message_with_a_phrase_of_stop_words_matches() {
@@ -344,7 +352,7 @@ mod tests {
             let candidate = |(seq, text): (i64, &str)| {
                 let place = MessageRef { session: SessionId::new("s").expect("an id"), seq };
                 let message = Message::text(Role::User, text);
-                Candidate::new((analyzer, query.as_ref()), place, OffsetDateTime::UNIX_EPOCH, message)
+                Candidate::new((analyzer, query.as_ref()), place, OffsetDateTime::UNIX_EPOCH, &message)
             };
             let texts = ["I love The Who", "a concert", "one concert", "who is the one"];
             let candidates = (1..).zip(texts).map(candidate).collect();

@@ -108,6 +108,33 @@ async fn exchanges_of_many_messages_have_a_common_limit(backend: Backend) {
     assert!(service.peak_memory() < MAX_MEMORY, "{} MB", service.peak_memory());
 }
 
+/// Searches that find messages of a megabyte each.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures memory and shares; run by .ci/run"]
+async fn searches_of_large_messages_have_a_common_limit(backend: Backend) {
+    let service = Service::start(backend, &[]).await;
+    let attacker = service.tenant("attacker").await;
+    let message = json!({"role": "user", "content": "the night ferry ".repeat(62_500)}).to_string();
+    let body = format!(r#"{{"messages":[{}]}}"#, [&*message; 8].join(","));
+    for session in 0..4 {
+        attacker.post(&format!("/sessions/s{session}/exchanges"), &body).await.ok(201);
+    }
+    let request = async move |_| {
+        let response = attacker.get("/search?q=ferry&limit=50&neighbours=10").unchecked().await;
+        let Ok(response) = response else { return 0 };
+        let status = response.status().as_u16();
+        drop(response.bytes().await);
+        status
+    };
+    let statuses = flood(24, Duration::from_secs(4), request).await;
+    println!("{statuses:?}, peak {} MB", service.peak_memory());
+    assert!(statuses.iter().any(|(status, _)| *status == 200), "{statuses:?}");
+    // 400 MB if the responses contained all messages.
+    assert!(service.peak_memory() < MAX_MEMORY / 2, "{} MB", service.peak_memory());
+}
+
 /// A small JSON value takes several hundred bytes of memory while it is parsed, and three bytes of a body.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,7 +15,7 @@ use super::matcher::TextMatch;
 use super::query::Query;
 use super::text::{Speaker, searchable_text, speaker};
 use crate::domain::id::SessionId;
-use crate::domain::message::Message;
+use crate::domain::message::{Message, Role};
 use foldhash::{HashMap, HashSet};
 use time::OffsetDateTime;
 
@@ -37,8 +37,9 @@ const MAX_NEIGHBOURS: usize = 50;
 pub struct Candidate {
     pub place: MessageRef,
     pub created_at: OffsetDateTime,
-    /// The message and its searchable text. `None` if the message can only be a neighbour of hits.
-    pub content: Option<(Message, String)>,
+    pub role: Role,
+    /// The searchable text. `None` if the message can only be a neighbour of hits.
+    pub text: Option<String>,
     pub text_match: TextMatch,
     speaker: Option<Speaker>,
 }
@@ -49,13 +50,12 @@ impl Candidate {
         (analyzer, query): (Analyzer, &Query),
         place: MessageRef,
         created_at: OffsetDateTime,
-        message: Message,
+        message: &Message,
     ) -> Self {
-        let text = searchable_text(&message);
-        let (speaker, text_match) = (speaker(&message, &text), TextMatch::new(analyzer, query, &text));
+        let text = searchable_text(message);
+        let (speaker, text_match) = (speaker(message, &text), TextMatch::new(analyzer, query, &text));
         let text = text_match.is_allowed.then(|| text.into_owned());
-        let content = text.map(|text| (message, text));
-        Self { place, created_at, content, text_match, speaker }
+        Self { place, created_at, role: message.role(), text, text_match, speaker }
     }
 }
 
@@ -210,7 +210,6 @@ fn speakers<'a>(messages: &BySeq<'a>) -> Vec<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::message::Role;
 
     fn parse(query: &str) -> (Query, Vec<f64>) {
         let query = Query::parse(Analyzer::default(), query).expect("a query");
@@ -223,7 +222,7 @@ mod tests {
             let place = MessageRef { session: SessionId::new(session).expect("an id"), seq };
             let created_at = OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seq);
             let message = Message::text(Role::User, text);
-            Candidate::new((Analyzer::default(), query), place, created_at, message)
+            Candidate::new((Analyzer::default(), query), place, created_at, &message)
         };
         messages.iter().map(candidate).collect()
     }

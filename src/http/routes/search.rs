@@ -96,9 +96,10 @@ pub(crate) struct HitBody {
     created_at: OffsetDateTime,
     /// Relevance. Comparable only with other hits of the same response.
     score: f64,
-    /// The message as it was sent.
-    #[schema(value_type = ChatMessage)]
-    message: Box<RawValue>,
+    /// The message as it was sent. Null if the messages of better hits have more than 4 MiB together, in which those of more than
+    /// 128 KiB come last: `GET /sessions/{id}/messages?after_seq=…&limit=1` returns it.
+    #[schema(value_type = Option<ChatMessage>, required)]
+    message: Option<Box<RawValue>>,
     /// The best excerpt as HTML: matches are in `<mark>`, everything else is escaped.
     snippet: String,
     /// Preceding messages, in order.
@@ -149,7 +150,7 @@ pub(crate) async fn search(
 
 fn json_bytes(hit: &SearchHit) -> usize {
     let neighbours = hit.before.iter().chain(&hit.after).map(|message| message.json.len());
-    hit.message.len() + neighbours.sum::<usize>()
+    hit.message.iter().map(String::len).chain(neighbours).sum()
 }
 
 fn hit_body(hit: SearchHit) -> Result<HitBody, Problem> {
@@ -161,7 +162,7 @@ fn hit_body(hit: SearchHit) -> Result<HitBody, Problem> {
         seq: hit.seq,
         created_at: hit.created_at,
         score: hit.score,
-        message: stored(hit.message)?,
+        message: hit.message.map(stored).transpose()?,
         snippet: html(&hit.snippet),
         before: messages(hit.before)?,
         after: messages(hit.after)?,

@@ -120,7 +120,7 @@ async function showHits(section, { text, user }, signal) {
     const { items, unsearched_messages: missing } = await get("/search", query, signal);
     const hit = ({ session_id: id, seq, created_at: at, message, snippet }) =>
       h("li", null, h("a", { href: sessionLink(id, "history", `?seq=${seq}`) }, `${id}, message ${number(seq)}`),
-        h("span", { class: "muted" }, ` ${message.role} · `, time(at)), h("p", { class: "text" }, snippetNodes(snippet)));
+        h("span", { class: "muted" }, message ? ` ${message.role} · ` : " ", time(at)), h("p", { class: "text" }, snippetNodes(snippet)));
     replace(section, h("h2", null, `Messages (${number(items.length)})`),
       items.length > 0 ? h("ul", { class: "hits" }, items.map(hit)) : h("p", null, "No message matches."),
       missing > 0 && h("p", { class: "muted" }, `${count(missing, "message")} not searched yet, because the index is incomplete.`));

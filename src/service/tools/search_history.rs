@@ -187,7 +187,7 @@ mod tests {
             seq: 1,
             created_at: OffsetDateTime::UNIX_EPOCH,
             score: 1.0,
-            message: String::new(),
+            message: None,
             role: Role::User,
             snippet: snippet(Analyzer::default(), &query, text),
             before: Vec::new(),

@@ -92,3 +92,28 @@ async fn large_messages_are_all_searched_up_to_a_limit(backend: Backend) {
     let unsearched = response["unsearched_messages"].as_i64().expect("a number");
     assert!((40..80).contains(&unsearched), "{unsearched} of 400 messages of 100 KB are beyond 32 MiB");
 }
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn response_has_all_hits_and_a_limited_size_of_messages(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let large = |words: &str| user(&format!("{words} {}", ". ".repeat(500_000)));
+    app.record("s", &vec![large("a ferry"); 8]).await;
+    app.record("s", &[user("a small ferry"), large("ferry, ferry")]).await;
+    index_all(&backend).await;
+    let response = app.get(&path(&[("q", "ferry"), ("neighbours", "0")])).await;
+    let items = response.ok(200)["items"].clone();
+    let hits = items.as_array().expect("hits");
+    assert_eq!(hits.len(), 10);
+    assert!(hits.iter().all(|hit| hit["snippet"].as_str().is_some_and(|text| text.contains("<mark>ferry"))));
+    let (complete, others): (Vec<_>, Vec<_>) = hits.iter().partition(|hit| hit["message"].is_object());
+    // Small messages come first, then the best ones until there are more than 4 MiB.
+    assert_eq!((complete.len(), others.len()), (6, 4));
+    assert!(complete.iter().any(|hit| hit["message"]["content"] == "a small ferry"));
+    assert!(hits[0]["message"].is_object() && others.iter().all(|hit| hit["message"].is_null()));
+    assert!(response.text.len() < 6_000_000, "{}", response.text.len());
+    let seq = others[0]["seq"].as_i64().expect("a number") - 1;
+    let page = app.get(&format!("/sessions/s/messages?after_seq={seq}&limit=1")).await.ok(200);
+    assert_eq!(page["items"][0]["seq"], seq + 1);
+}
