@@ -59,6 +59,8 @@ pub struct SearchRequest {
     pub limit: usize,
     /// Number of messages to return before and after each hit.
     pub neighbours: usize,
+    /// If `false`, hits have a snippet and no message.
+    pub with_messages: bool,
 }
 
 /// A ranked message with its snippet and its neighbours.
@@ -69,8 +71,8 @@ pub struct SearchHit {
     pub created_at: OffsetDateTime,
     /// Comparable only with other hits of the same search.
     pub score: f64,
-    /// JSON, as the client sent it. `None` if the messages of the hits before it have more than [`MAX_HIT_BYTES`]; messages of more than
-    /// 128 KiB are considered last.
+    /// JSON, as the client sent it. `None` without [`SearchRequest::with_messages`], and if the messages of better hits have more than
+    /// [`MAX_HIT_BYTES`]; messages of more than 128 KiB are considered last.
     pub message: Option<String>,
     pub role: Role,
     pub snippet: Snippet,
@@ -154,25 +156,17 @@ impl MemoryService {
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
         ranked.truncate(ranked_hits);
-        let found = ranked.iter().filter_map(|(index, score)| Some((read.candidates.get(*index)?, *score)));
-        let found: Vec<_> = found.collect();
-        let places: Vec<MessageRef> = found.iter().map(|(candidate, _)| candidate.place.clone()).collect();
-        let messages = index.fetch_messages(filter.user.as_ref(), &places, MAX_HIT_BYTES).await?;
+        let messages = if request.with_messages {
+            let places = ranked.iter().filter_map(|(index, _)| read.candidates.get(*index));
+            let places: Vec<_> = places.map(|candidate| candidate.place.clone()).collect();
+            index.fetch_messages(filter.user.as_ref(), &places, MAX_HIT_BYTES).await?
+        } else {
+            Vec::new()
+        };
         drop(index);
+        let hits = blocking::spawn_cpu_if_large(read.bytes_of(&ranked), move || read.hits(&ranked, messages));
+        let (mut hits, texts): (Vec<_>, Vec<_>) = hits.await.into_iter().unzip();
         drop(thread);
-        let by_place = |(session, StoredMessage { seq, json, .. })| (MessageRef { session, seq }, json);
-        let mut messages: HashMap<_, _> = messages.into_iter().map(by_place).collect();
-        let (mut hits, mut texts) = (Vec::with_capacity(found.len()), Vec::new());
-        for (candidate, score) in found {
-            let Some(text) = &candidate.text else { continue };
-            let message = messages.remove(&candidate.place);
-            let hit = SearchHit::new(candidate, message, score, snippet(analyzer, &query, text));
-            if self.config.rerank.is_some() {
-                texts.push(hit.short_text(text));
-            }
-            hits.push(hit);
-        }
-        drop(read);
         let ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
         hits.truncate(limit);
         if request.neighbours > 0 && !hits.is_empty() {
@@ -303,6 +297,31 @@ impl ReadMessages {
             Ok(self)
         };
         blocking::spawn_cpu_if_large(bytes, parse).await
+    }
+
+    /// Returns the size of the texts of hits.
+    fn bytes_of(&self, ranked: &[(usize, f64)]) -> usize {
+        let texts = ranked.iter().filter_map(|(index, _)| self.candidates.get(*index)?.text.as_ref());
+        texts.map(String::len).sum()
+    }
+
+    /// Returns hits of a ranking, each with its text as a model gets it. `messages` are those of the hits.
+    fn hits(
+        &self,
+        ranked: &[(usize, f64)],
+        messages: Vec<(SessionId, StoredMessage)>,
+    ) -> Vec<(SearchHit, String)> {
+        let by_place = |(session, StoredMessage { seq, json, .. })| (MessageRef { session, seq }, json);
+        let mut messages: HashMap<_, _> = messages.into_iter().map(by_place).collect();
+        let hit = |(index, score): &(usize, f64)| {
+            let candidate = self.candidates.get(*index)?;
+            let text = candidate.text.as_ref()?;
+            let message = messages.remove(&candidate.place);
+            let hit = SearchHit::new(candidate, message, *score, snippet(self.analyzer, &self.query, text));
+            let short_text = hit.short_text(text);
+            Some((hit, short_text))
+        };
+        ranked.iter().filter_map(hit).collect()
     }
 
     /// Returns the number of messages that contain all phrases, or a word if the query has no phrases.

@@ -65,7 +65,7 @@ impl From<SearchParams> for SearchRequest {
         };
         let limit = limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| usize::try_from(limit).unwrap_or_default());
         let neighbours = neighbours.map_or(1, |Bounded(number)| usize::try_from(number).unwrap_or_default());
-        Self { text, filter, limit, neighbours }
+        Self { text, filter, limit, neighbours, with_messages: true }
     }
 }
 

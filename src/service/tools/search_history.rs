@@ -49,7 +49,7 @@ impl MemoryService {
             }
         };
         let limit = usize::try_from(max_results).unwrap_or(usize::MAX);
-        let request = SearchRequest { text, filter, limit, neighbours: NEIGHBOURS };
+        let request = SearchRequest { text, filter, limit, neighbours: NEIGHBOURS, with_messages: false };
         match self.search(tenant, request).await {
             Ok(SearchResults { hits, ranking, .. }) => {
                 let neighbours = hits.iter().flat_map(|hit| hit.before.iter().chain(&hit.after));
