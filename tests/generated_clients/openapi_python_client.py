@@ -93,7 +93,7 @@ assert isinstance(revisions, RevisionPage) and revisions.items == [revision], re
 
 found = search.sync(client=client, q="ferry", session_id=SESSION, role="user")
 assert isinstance(found, SearchHitPage), found
-assert [hit.message.to_dict() for hit in found.items] == [exchange[0]], found
+assert [hit.message and hit.message.to_dict() for hit in found.items] == [exchange[0]], found
 
 none = read_memory.sync_detailed(USER, client=client)
 version = none.headers["etag"]
