@@ -103,6 +103,25 @@ async function consolidatesSession({ browser, service }) {
   await tab.close();
 }
 
+/** The session changes before the tab has loaded the messages of the earlier state. */
+async function consolidatesWhileHistoryLoads({ browser, service }) {
+  await service.append("slow", conversation(1, 60));
+  const tab = await Tab.open(browser, service.url);
+  let load;
+  const loading = new Promise((resolve) => (load = resolve));
+  await tab.page.route("**/sessions/slow/messages*", async (route) => {
+    await loading;
+    await route.continue();
+  });
+  await tab.goto("/sessions/slow/history");
+  await tab.click("Consolidate now");
+  await tab.see("revision 1, ");
+  assert.equal(await tab.page.getByRole("alert").count(), 0);
+  load();
+  await tab.page.getByRole("button", { name: "Messages 1 to 40: summarised" }).waitFor();
+  await tab.close();
+}
+
 async function seesWhyConsolidationFailed({ browser, keyed }) {
   await keyed.append("failing", conversation(1, 60));
   const tab = await Tab.open(browser, keyed.url, { expected: ["status of 401", "status of 502", "status of 503"] });
@@ -161,6 +180,7 @@ export const tasks = [
   ["see omitted messages", seesOmittedMessages],
   ["redact a message", redactsMessage],
   ["consolidate a session", consolidatesSession],
+  ["consolidate while the history loads", consolidatesWhileHistoryLoads],
   ["see why consolidation failed", seesWhyConsolidationFailed],
   ["erase a session", erasesSession],
   ["show HTML as text", showsHtmlAsText],

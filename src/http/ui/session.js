@@ -24,6 +24,7 @@ export async function sessionView({ main, segments, query, signal }) {
   const tab = TABS[segments[2]] ?? TABS.history;
   const base = path("sessions", id);
   let session = await get(base, {}, signal);
+  let view;
   const state = h("div", { class: "state" });
   const problem = h("div");
   const link = ([name, { title }]) =>
@@ -36,7 +37,10 @@ export async function sessionView({ main, segments, query, signal }) {
     h("h2", { id: "tab-title" }, tab.title), panel);
   replace(state, stateFacts(session));
   document.title = `${id} · precis`;
-  const view = await tab.view({ panel, session, base, query, signal, reload });
+  const shown = session;
+  view = await tab.view({ panel, session, base, query, signal, reload });
+  // An action can change the session while the tab loads.
+  if (session !== shown) await view?.update?.(session);
   poll(refresh, signal);
 
   /** Loads the session again and shows what has changed. */
