@@ -157,14 +157,14 @@ impl MemoryService {
         }
         ranked.truncate(ranked_hits);
         let messages = if request.with_messages {
-            let places = ranked.iter().filter_map(|(index, _)| read.candidates.get(*index));
-            let places: Vec<_> = places.map(|candidate| candidate.place.clone()).collect();
+            let places: Vec<_> = read.ranked(&ranked).map(|(found, _)| found.place.clone()).collect();
             index.fetch_messages(filter.user.as_ref(), &places, MAX_HIT_BYTES).await?
         } else {
             Vec::new()
         };
         drop(index);
-        let hits = blocking::spawn_cpu_if_large(read.bytes_of(&ranked), move || read.hits(&ranked, messages));
+        let bytes = read.ranked(&ranked).filter_map(|(found, _)| found.text.as_ref()).map(String::len).sum();
+        let hits = blocking::spawn_cpu_if_large(bytes, move || read.hits(&ranked, messages));
         let (mut hits, texts): (Vec<_>, Vec<_>) = hits.await.into_iter().unzip();
         drop(thread);
         let ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
@@ -185,9 +185,7 @@ impl MemoryService {
         let refs: Vec<MessageRef> = hits.iter().map(message_ref).collect();
         let sides = [-max_distance..=-1, 1..=max_distance];
         let stored = self.store.fetch_messages(tenant, None, &refs, &sides, MAX_NEIGHBOUR_BYTES).await?;
-        let position =
-            |(session, message): (_, StoredMessage)| (MessageRef { session, seq: message.seq }, message);
-        let messages: HashMap<MessageRef, StoredMessage> = stored.into_iter().map(position).collect();
+        let messages = by_place(stored);
         // A neighbour of several hits is returned, and counted, with each of them.
         let mut remaining = usize::try_from(MAX_NEIGHBOUR_BYTES).unwrap_or(usize::MAX);
         for hit in hits {
@@ -218,6 +216,12 @@ async fn thread_with_memory() -> Result<Option<Thread>, Overloaded> {
     drop(thread);
     permit.claim(SEARCH_MEMORY).await?;
     Ok(permit.thread(SEARCH_MEMORY as u64).await)
+}
+
+/// Returns messages by their position.
+fn by_place(messages: Vec<(SessionId, StoredMessage)>) -> HashMap<MessageRef, StoredMessage> {
+    let place = |(session, message): (_, StoredMessage)| (MessageRef { session, seq: message.seq }, message);
+    messages.into_iter().map(place).collect()
 }
 
 /// The candidates that a search has not read yet.
@@ -299,29 +303,26 @@ impl ReadMessages {
         blocking::spawn_cpu_if_large(bytes, parse).await
     }
 
-    /// Returns the size of the texts of hits.
-    fn bytes_of(&self, ranked: &[(usize, f64)]) -> usize {
-        let texts = ranked.iter().filter_map(|(index, _)| self.candidates.get(*index)?.text.as_ref());
-        texts.map(String::len).sum()
+    /// Returns the candidates of a ranking with their scores.
+    fn ranked(&self, ranked: &[(usize, f64)]) -> impl Iterator<Item = (&Candidate, f64)> {
+        ranked.iter().filter_map(|(index, score)| Some((self.candidates.get(*index)?, *score)))
     }
 
-    /// Returns hits of a ranking, each with its text as a model gets it. `messages` are those of the hits.
+    /// Returns the hits of a ranking, each with its text as a model gets it. `messages` are those of the hits.
     fn hits(
         &self,
         ranked: &[(usize, f64)],
         messages: Vec<(SessionId, StoredMessage)>,
     ) -> Vec<(SearchHit, String)> {
-        let by_place = |(session, StoredMessage { seq, json, .. })| (MessageRef { session, seq }, json);
-        let mut messages: HashMap<_, _> = messages.into_iter().map(by_place).collect();
-        let hit = |(index, score): &(usize, f64)| {
-            let candidate = self.candidates.get(*index)?;
+        let mut messages = by_place(messages);
+        let hit = |(candidate, score): (&Candidate, f64)| {
             let text = candidate.text.as_ref()?;
-            let message = messages.remove(&candidate.place);
-            let hit = SearchHit::new(candidate, message, *score, snippet(self.analyzer, &self.query, text));
+            let message = messages.remove(&candidate.place).map(|message| message.json);
+            let hit = SearchHit::new(candidate, message, score, snippet(self.analyzer, &self.query, text));
             let short_text = hit.short_text(text);
             Some((hit, short_text))
         };
-        ranked.iter().filter_map(hit).collect()
+        self.ranked(ranked).filter_map(hit).collect()
     }
 
     /// Returns the number of messages that contain all phrases, or a word if the query has no phrases.

@@ -1,6 +1,6 @@
 //! Attacks by imports: their data obeys the limits of data that precis creates itself.
 
-use crate::service::{Bystander, Service, flood};
+use crate::service::{Bystander, Service, flood, status_after_body};
 use crate::support::backend::Backend;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -101,10 +101,7 @@ async fn imported_summaries_leave_other_tenants_their_share(backend: Backend) {
     let contexts = async {
         let request = async move |client| {
             let request = attacker.post(&format!("/sessions/s{client}/context"), "");
-            let Ok(response) = request.unchecked().await else { return 0 };
-            let status = response.status().as_u16();
-            drop(response.bytes().await);
-            status
+            status_after_body(request).await
         };
         println!("contexts: {:?}", flood(CLIENTS, Duration::from_secs(1), request).await);
     };

@@ -1,6 +1,6 @@
 //! Attacks on the memory of the process.
 
-use crate::service::{Bystander, Service, flood};
+use crate::service::{Bystander, Service, flood, status_after_body};
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
 use serde_json::json;
@@ -59,10 +59,7 @@ async fn large_responses_have_a_common_limit(backend: Backend) {
         let request = async move |_| {
             let request = attacker.request(method.parse().expect("a method"), path);
             let request = if body.is_empty() { request } else { request.json(body) };
-            let Ok(response) = request.unchecked().await else { return 0 };
-            let status = response.status().as_u16();
-            drop(response.bytes().await);
-            status
+            status_after_body(request).await
         };
         let statuses = flood(8, Duration::from_millis(800), request).await;
         println!("{attack}: {statuses:?}, peak {} MB", service.peak_memory());
@@ -121,13 +118,8 @@ async fn searches_of_large_messages_have_a_common_limit(backend: Backend) {
     for session in 0..4 {
         attacker.post(&format!("/sessions/s{session}/exchanges"), &body).await.ok(201);
     }
-    let request = async move |_| {
-        let response = attacker.get("/search?q=ferry&limit=50&neighbours=10").unchecked().await;
-        let Ok(response) = response else { return 0 };
-        let status = response.status().as_u16();
-        drop(response.bytes().await);
-        status
-    };
+    let request =
+        async move |_| status_after_body(attacker.get("/search?q=ferry&limit=50&neighbours=10")).await;
     let statuses = flood(24, Duration::from_secs(4), request).await;
     println!("{statuses:?}, peak {} MB", service.peak_memory());
     assert!(statuses.iter().any(|(status, _)| *status == 200), "{statuses:?}");

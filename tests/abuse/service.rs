@@ -135,6 +135,14 @@ impl Measured {
     }
 }
 
+/// Sends a request and reads its response. Returns the status, or 0 if there is no response.
+pub(crate) async fn status_after_body(request: Request) -> u16 {
+    let Ok(response) = request.unchecked().await else { return 0 };
+    let status = response.status().as_u16();
+    drop(response.bytes().await);
+    status
+}
+
 /// Repeats a request of each client until the time is over. Returns the number of responses by status.
 pub(crate) async fn flood(
     clients: usize,
