@@ -172,6 +172,11 @@ async fn hanging_postgres_does_not_delay_shutdown() {
     service.signal("TERM");
     service.ended().await;
     assert!(began.elapsed() < Duration::from_secs(1) + MARGIN, "{:?}", began.elapsed());
-    assert!(waiting.await.expect("no panic").is_err(), "what was not persisted was not acknowledged");
+    // The connection is closed, or, if the exchange was between two attempts, its next one finds the store closed.
+    let status = waiting.await.expect("no panic").ok().map(|response| response.status().as_u16());
+    assert!(
+        matches!(status, None | Some(503)),
+        "the exchange was not persisted, but its status is {status:?}"
+    );
     lock.rollback().await.expect("rolled back");
 }
