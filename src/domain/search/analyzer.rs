@@ -408,30 +408,41 @@ fn word_parts(raw: &str) -> impl Iterator<Item = &str> {
 pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
     let (mut position, mut reported) = (0, 0);
     std::iter::from_fn(move || {
-        let rest = text.get(position..)?;
         // Most characters are ASCII, which needs no look at their properties.
-        let skipped =
-            rest.bytes().take_while(|byte| byte.is_ascii() && !byte.is_ascii_alphanumeric()).count();
-        let start = position + skipped + rest.get(skipped..)?.find(char::is_alphanumeric)?;
-        let rest = text.get(start..)?;
-        let is_word = begins_word(rest);
-        let continues = |(at, c): (usize, char)| {
-            (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
-                || is_non_ascii_mark(c)
-                || (is_word
-                    && APOSTROPHES.contains(&c)
-                    && rest.get(at + c.len_utf8()..).is_some_and(begins_word))
+        let is_separator = |byte: u8| byte.is_ascii() && !byte.is_ascii_alphanumeric();
+        let rest = text.as_bytes().get(position..)?;
+        let skipped = rest.iter().position(|byte| !is_separator(*byte))?;
+        let is_ascii = rest.get(skipped).is_some_and(u8::is_ascii);
+        let start = position + skipped;
+        let start = if is_ascii { start } else { start + text.get(start..)?.find(char::is_alphanumeric)? };
+        let is_word = is_ascii || begins_word(text.get(start..)?);
+        let rest = text.as_bytes().get(start..)?;
+        let ascii = rest.iter().position(|byte| !byte.is_ascii_alphanumeric()).unwrap_or(rest.len());
+        position = match rest.get(ascii) {
+            Some(byte) if !is_separator(*byte) || *byte == b'\'' => {
+                end_of_segment(text, start, ascii, is_word)?
+            }
+            _ => start + ascii,
         };
-        let ascii = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
-        let mut others = rest.get(ascii..)?.char_indices().map(|(at, c)| (ascii + at, c));
-        let end = others.find(|character| !continues(*character));
-        position = start + end.map_or(rest.len(), |(at, _)| at);
         if position - reported > PROGRESS_BYTES {
             checkpoint::passed(position - reported);
             reported = position;
         }
         Some(Segment { range: start..position, is_word })
     })
+}
+
+/// Returns the position after a segment that begins at `start` with `ascii` letters and digits of ASCII.
+fn end_of_segment(text: &str, start: usize, ascii: usize, is_word: bool) -> Option<usize> {
+    let rest = text.get(start..)?;
+    let continues = |(at, c): (usize, char)| {
+        (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
+            || is_non_ascii_mark(c)
+            || (is_word && APOSTROPHES.contains(&c) && rest.get(at + c.len_utf8()..).is_some_and(begins_word))
+    };
+    let mut others = rest.get(ascii..)?.char_indices().map(|(at, c)| (ascii + at, c));
+    let end = others.find(|character| !continues(*character));
+    Some(start + end.map_or(rest.len(), |(at, _)| at))
 }
 
 fn begins_word(text: &str) -> bool {
