@@ -55,10 +55,16 @@ pub(super) struct RecentMessage {
 impl RecentMessage {
     /// Calls a function with each term.
     pub(super) fn for_each_term(&self, mut function: impl FnMut(&[u8])) {
-        self.terms.split(' ').for_each(|term| function(term.as_bytes()));
+        self.words().for_each(&mut function);
         for term in self.filter_terms() {
             function(term.as_bytes());
         }
+    }
+
+    /// Returns the terms of its role and its text.
+    fn words(&self) -> impl Iterator<Item = &[u8]> {
+        // Splitting bytes takes fewer instructions than splitting text, which searches for each separator.
+        self.terms.as_bytes().split(|byte| *byte == b' ')
     }
 
     fn filter_terms(&self) -> impl Iterator<Item = String> {
@@ -535,7 +541,7 @@ impl NewSegment {
         let mut builder = SegmentBuilder::default();
         for message in messages {
             let filter_terms: Vec<String> = message.filter_terms().collect();
-            let terms = message.terms.split(' ').chain(filter_terms.iter().map(String::as_str));
+            let terms = message.words().chain(filter_terms.iter().map(String::as_bytes));
             builder.add(message.message.clone(), terms);
         }
         Self { position, analyzer, messages: builder.len(), pages: builder.finish() }

@@ -217,7 +217,7 @@ async fn fill_index(sql: &mut Sql) {
                 terms.insert(format!("w{:.0}", (WORDS * share.powi(3)).floor()));
             }
             let message = MessageRef { session: session.clone(), seq };
-            builder.add(message, terms.iter().chain(&of_session).map(String::as_str));
+            builder.add(message, terms.iter().chain(&of_session).map(String::as_bytes));
         }
         if builder.len() >= SEGMENT_MESSAGES {
             insert_segment(sql, &tenant, std::mem::take(builder)).await;

@@ -262,7 +262,7 @@ fn segment(dialect: Dialect, size: i64) -> String {
         let of_session = format!(":s{id}");
         let of_filters = [":ruser", ":h80000000", ":uu1", of_session.as_str()];
         let message = MessageRef { session: session(id), seq };
-        builder.add(message, of_filters.into_iter().chain(terms.iter().copied()));
+        builder.add(message, of_filters.into_iter().chain(terms.iter().copied()).map(str::as_bytes));
     };
     for number in 1..=size + 100 {
         add(&format!("s{number}"), 1, &["common", "other"]);

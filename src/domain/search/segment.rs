@@ -10,7 +10,7 @@
 use super::MessageRef;
 use crate::domain::id::SessionId;
 use foldhash::HashMap;
-use integer_encoding::{VarInt, VarIntWriter as _};
+use integer_encoding::VarInt;
 
 /// Number of messages in a part of the list of messages.
 const CHUNK_MESSAGES: u32 = 128;
@@ -96,14 +96,14 @@ impl SegmentBuilder {
     }
 
     /// Adds a message with its terms, which may be repeated.
-    pub fn add<'t>(&mut self, message: MessageRef, terms: impl IntoIterator<Item = &'t str>) {
+    pub fn add<'t>(&mut self, message: MessageRef, terms: impl IntoIterator<Item = &'t [u8]>) {
         let number = self.len();
         self.messages.push(message);
         for term in terms {
-            match self.numbers.get_mut(term.as_bytes()) {
+            match self.numbers.get_mut(term) {
                 Some(known) if known.last() == Some(&number) => {}
                 Some(known) => known.push(number),
-                None => _ = self.numbers.insert(term.as_bytes().into(), vec![number]),
+                None => _ = self.numbers.insert(term.into(), vec![number]),
             }
         }
     }
@@ -132,7 +132,9 @@ impl SegmentBuilder {
                 }
                 let mut kept = Vec::new();
                 for number in decode_numbers(value) {
-                    kept.extend(numbers.get(number? as usize).ok_or(DamagedPage)?);
+                    if let Some(number) = numbers.get(number? as usize).ok_or(DamagedPage)? {
+                        kept.push(*number);
+                    }
                 }
                 if kept.is_empty() {
                     continue;
@@ -160,7 +162,11 @@ impl SegmentBuilder {
             encoded.clear();
             let mut before = 0;
             for number in numbers {
-                put(&mut encoded, number - before);
+                // Most differences take one byte.
+                match u8::try_from(number - before) {
+                    Ok(byte @ ..0x80) => encoded.push(byte),
+                    _ => put(&mut encoded, number - before),
+                }
                 before = number;
             }
             pages.add(&term, &encoded);
@@ -301,8 +307,15 @@ fn decode_numbers(mut bytes: &[u8]) -> impl Iterator<Item = Result<u32, DamagedP
         if bytes.is_empty() {
             return None;
         }
-        let number =
-            take(&mut bytes).and_then(|difference: u32| before.checked_add(difference).ok_or(DamagedPage));
+        // Most differences take one byte.
+        let difference = match bytes {
+            [byte @ ..0x80, rest @ ..] => {
+                bytes = rest;
+                Ok(u32::from(*byte))
+            }
+            _ => take(&mut bytes),
+        };
+        let number = difference.and_then(|difference| before.checked_add(difference).ok_or(DamagedPage));
         before = number.unwrap_or_default();
         Some(number)
     })
@@ -368,8 +381,9 @@ impl<'p> Entries<'p> {
 }
 
 fn put(out: &mut Vec<u8>, number: impl VarInt) {
-    // Writing to memory cannot fail.
-    _ = out.write_varint(number);
+    let mut encoded = [0; 10];
+    let length = number.encode_var(&mut encoded);
+    out.extend_from_slice(encoded.get(..length).unwrap_or_default());
 }
 
 fn take<N: VarInt>(bytes: &mut &[u8]) -> Result<N, DamagedPage> {
@@ -428,7 +442,7 @@ mod tests {
                 let mut builder = SegmentBuilder::default();
                 for (session, seq, terms) in part {
                     let repeated = terms.iter().chain(terms.iter().take(2));
-                    builder.add(message(session, *seq), repeated.map(String::as_str));
+                    builder.add(message(session, *seq), repeated.map(String::as_bytes));
                 }
                 builder.finish()
             }).collect();
@@ -481,7 +495,7 @@ mod tests {
         for seq in 1..2000 {
             let word = usize::try_from(seq).expect("small");
             let terms = terms.iter().skip(word).take(20).map(String::as_str);
-            builder.add(message("a session with a long name", seq), terms.chain(["all"]));
+            builder.add(message("a session with a long name", seq), terms.chain(["all"]).map(str::as_bytes));
         }
         let pages = builder.finish();
         let large: Vec<usize> =
@@ -496,7 +510,7 @@ mod tests {
     fn format_of_pages_does_not_change() {
         let mut builder = SegmentBuilder::default();
         for (session, seq) in [("a", 300), ("b", 1), ("a", 299)] {
-            builder.add(message(session, seq), [format!("plum{seq}").as_str(), "plum"]);
+            builder.add(message(session, seq), [format!("plum{seq}").as_bytes(), b"plum"]);
         }
         let expected: &[u8] = b"\0\x05\0\0\0\0\0\x0c\x02\x01a\x01b\0\xd8\x04\x01\x02\0\x01\
             \0\x04plum\x03\0\x01\x01\x04\x011\x01\x01\x04\x03299\x01\x02\x04\x03300\x01\0";
