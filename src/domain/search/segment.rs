@@ -381,6 +381,7 @@ impl<'p> Entries<'p> {
 }
 
 fn put(out: &mut Vec<u8>, number: impl VarInt) {
+    // The longest number, of 64 bits, takes ten bytes.
     let mut encoded = [0; 10];
     let length = number.encode_var(&mut encoded);
     out.extend_from_slice(encoded.get(..length).unwrap_or_default());
