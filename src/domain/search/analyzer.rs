@@ -409,20 +409,17 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
     let (mut position, mut reported) = (0, 0);
     std::iter::from_fn(move || {
         // Most characters are ASCII, which needs no look at their properties.
-        let is_separator = |byte: u8| byte.is_ascii() && !byte.is_ascii_alphanumeric();
         let rest = text.as_bytes().get(position..)?;
-        let skipped = rest.iter().position(|byte| !is_separator(*byte))?;
+        let skipped = rest.iter().position(|byte| byte.is_ascii_alphanumeric() || !byte.is_ascii())?;
         let is_ascii = rest.get(skipped).is_some_and(u8::is_ascii);
         let start = position + skipped;
         let start = if is_ascii { start } else { start + text.get(start..)?.find(char::is_alphanumeric)? };
         let is_word = is_ascii || begins_word(text.get(start..)?);
         let rest = text.as_bytes().get(start..)?;
-        let ascii = rest.iter().position(|byte| !byte.is_ascii_alphanumeric()).unwrap_or(rest.len());
-        position = match rest.get(ascii) {
-            Some(byte) if !is_separator(*byte) || *byte == b'\'' => {
-                end_of_segment(text, start, ascii, is_word)?
-            }
-            _ => start + ascii,
+        let length = rest.iter().position(|byte| !byte.is_ascii_alphanumeric()).unwrap_or(rest.len());
+        position = match rest.get(length) {
+            Some(byte) if !byte.is_ascii() || *byte == b'\'' => end_of_segment(text, start, length, is_word)?,
+            _ => start + length,
         };
         if position - reported > PROGRESS_BYTES {
             checkpoint::passed(position - reported);
@@ -432,15 +429,16 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
     })
 }
 
-/// Returns the position after a segment that begins at `start` with `ascii` letters and digits of ASCII.
-fn end_of_segment(text: &str, start: usize, ascii: usize, is_word: bool) -> Option<usize> {
+/// Returns the position after the segment that begins at `start`. Its first `known_length` bytes are known to belong to it.
+fn end_of_segment(text: &str, start: usize, known_length: usize, is_word: bool) -> Option<usize> {
     let rest = text.get(start..)?;
     let continues = |(at, c): (usize, char)| {
         (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
             || is_non_ascii_mark(c)
             || (is_word && APOSTROPHES.contains(&c) && rest.get(at + c.len_utf8()..).is_some_and(begins_word))
     };
-    let mut others = rest.get(ascii..)?.char_indices().map(|(at, c)| (ascii + at, c));
+    let others = rest.get(known_length..)?.char_indices();
+    let mut others = others.map(|(at, c)| (known_length + at, c));
     let end = others.find(|character| !continues(*character));
     Some(start + end.map_or(rest.len(), |(at, _)| at))
 }
