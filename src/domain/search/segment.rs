@@ -160,15 +160,7 @@ impl SegmentBuilder {
         let mut encoded = Vec::new();
         for (term, numbers) in terms {
             encoded.clear();
-            let mut before = 0;
-            for number in numbers {
-                // Most differences take one byte.
-                match u8::try_from(number - before) {
-                    Ok(byte @ ..0x80) => encoded.push(byte),
-                    _ => put(&mut encoded, number - before),
-                }
-                before = number;
-            }
+            encode_numbers(&numbers, &mut encoded);
             pages.add(&term, &encoded);
         }
         pages.finish()
@@ -298,6 +290,20 @@ fn decode_messages(
         place += 1;
     }
     Ok(messages)
+}
+
+/// Encodes ascending numbers as differences.
+fn encode_numbers(numbers: &[u32], encoded: &mut Vec<u8>) {
+    let mut before = 0;
+    for number in numbers {
+        let difference = number - before;
+        // Most differences take one byte.
+        match u8::try_from(difference) {
+            Ok(byte @ ..0x80) => encoded.push(byte),
+            _ => put(encoded, difference),
+        }
+        before = *number;
+    }
 }
 
 /// Decodes ascending numbers.
