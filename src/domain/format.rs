@@ -10,6 +10,7 @@ use super::message_metadata::MessageMetadata;
 use super::tail::Tail;
 use super::validation::FieldError;
 use serde::{Deserialize, Serialize};
+use tool_pairing::MissingHalves;
 use utoipa::ToSchema;
 
 mod anthropic;
@@ -88,16 +89,17 @@ impl Format {
         position: usize,
     ) -> Result<Vec<RenderedMessage<'_>>, Vec<FieldError>> {
         let metadata = tail.metadata().get(position..).unwrap_or_default();
-        let missing = tool_pairing::missing_halves(metadata.iter());
-        let messages = tail.messages(position).zip(missing);
+        let (missing, none) = (tool_pairing::missing_halves(metadata), MissingHalves::default());
+        let missing = |index: usize| missing.get(&index).unwrap_or(&none);
+        let messages = tail.messages(position).enumerate();
         let mut rendered: Vec<RenderedMessage<'_>> = match self {
             Self::OpenAi => messages
-                .map(|(message, missing)| openai::render_message(message, options.fields, &missing))
+                .map(|(index, message)| openai::render_message(message, options.fields, missing(index)))
                 .collect(),
             Self::Anthropic => {
                 let mut ids = anthropic::CallIds::default();
                 messages
-                    .map(|(message, missing)| anthropic::render_message(message, &missing, &mut ids))
+                    .map(|(index, message)| anthropic::render_message(message, missing(index), &mut ids))
                     .collect::<Result<_, _>>()?
             }
         };
@@ -111,7 +113,7 @@ impl Format {
 
     /// Joins the parts of a context to a list.
     pub fn render_context(self, input: RenderInput<'_>) -> RenderedContext {
-        let inserted = input.history.iter().map(|message| message.inserted).sum();
+        let inserted = input.history.iter().map(RenderedMessage::inserted).sum();
         let context = match self {
             Self::OpenAi => openai::render_context(&input),
             Self::Anthropic => anthropic::render_context(input),

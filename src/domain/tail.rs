@@ -61,6 +61,13 @@ pub struct TailMessage<'t> {
     sent: Option<&'t SentMessage>,
 }
 
+/// The JSON of a message of a [`Tail`] as it is stored. It is read only if it is needed.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredJson<'t> {
+    tail: &'t Tail,
+    position: usize,
+}
+
 impl<'t> TailMessage<'t> {
     pub fn seq(&self) -> i64 {
         self.tail.seq_at(self.position)
@@ -68,7 +75,7 @@ impl<'t> TailMessage<'t> {
 
     /// Returns the message as stored.
     pub fn json(&self) -> &'t str {
-        self.tail.json(self.position)
+        self.stored().as_str()
     }
 
     /// Returns the message as chat completions accept it, if that is another form than the stored one.
@@ -94,6 +101,17 @@ impl<'t> TailMessage<'t> {
     /// Returns the place for the tokens of a message that was recorded in the Anthropic format.
     pub fn anthropic_tokens(&self) -> Option<&'t OnceLock<i64>> {
         self.sent.map(|sent| &sent.anthropic_tokens)
+    }
+
+    /// Returns the message as stored.
+    pub fn stored(&self) -> StoredJson<'t> {
+        StoredJson { tail: self.tail, position: self.position }
+    }
+}
+
+impl<'t> StoredJson<'t> {
+    pub fn as_str(&self) -> &'t str {
+        self.tail.json(self.position)
     }
 
     /// Returns the position of the message in `tail`, if it is a message of this tail.
@@ -250,10 +268,10 @@ impl Tail {
 
     /// Returns the messages from `position` on.
     pub fn messages(&self, position: usize) -> impl Iterator<Item = TailMessage<'_>> {
-        let mut sent_forms = self.sent_forms.iter().peekable();
+        let first_seq = self.seq_at(position);
+        let mut sent_forms = self.sent_forms.iter().skip_while(move |(seq, _)| *seq < first_seq).peekable();
         self.metadata.iter().enumerate().skip(position).map(move |(position, metadata)| {
             let seq = self.seq_at(position);
-            while sent_forms.next_if(|(earlier, _)| *earlier < seq).is_some() {}
             let sent = sent_forms.next_if(|(sent, _)| *sent == seq).map(|(_, sent)| &**sent);
             TailMessage { tail: self, position, metadata, sent }
         })

@@ -82,7 +82,7 @@ impl ContentBlock {
 
 pub(super) fn render_message<'t>(
     message: TailMessage<'t>,
-    missing: &MissingHalves,
+    missing: &MissingHalves<'_>,
     ids: &mut CallIds,
 ) -> Result<RenderedMessage<'t>, Vec<FieldError>> {
     let (seq, metadata) = (message.seq(), message.metadata);

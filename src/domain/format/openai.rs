@@ -16,18 +16,13 @@ use serde_json::json;
 pub(super) fn render_message<'t>(
     message: TailMessage<'t>,
     fields: Fields,
-    missing: &MissingHalves,
+    missing: &MissingHalves<'_>,
 ) -> RenderedMessage<'t> {
     let metadata = message.metadata;
-    let mut rendered = RenderedMessage::default();
-    if missing.call {
-        let (call, tokens) = inserted_call(metadata.result_of().unwrap_or_default());
-        rendered.insert(call, tokens);
-    }
     let speaker = if metadata.role == Role::Assistant { Speaker::Assistant } else { Speaker::User };
     let (json, tokens) = match fields {
         Fields::Standard => {
-            let json = message.sent_form().map_or(ItemJson::Stored(message), ItemJson::from);
+            let json = message.sent_form().map_or(ItemJson::Stored(message.stored()), ItemJson::from);
             (json, message.sent_tokens())
         }
         Fields::All => {
@@ -37,8 +32,17 @@ pub(super) fn render_message<'t>(
             (ItemJson::Text(json), tokens + tokens::count_text(&additional))
         }
     };
-    rendered.items.push(RenderedItem { speaker, json });
-    rendered.tokens += tokens;
+    let item = RenderedItem { speaker, json };
+    let mut rendered = if missing.call {
+        let (call, tokens_of_call) = inserted_call(metadata.result_of().unwrap_or_default());
+        let mut rendered = RenderedMessage::default();
+        rendered.insert(call, tokens_of_call);
+        rendered.items.push(item);
+        rendered.tokens += tokens;
+        rendered
+    } else {
+        RenderedMessage::of(item, tokens)
+    };
     rendered.insert_results(missing, inserted_result);
     rendered
 }

@@ -5,6 +5,7 @@
 use crate::domain::message::Role;
 use crate::domain::message_metadata::MessageMetadata;
 use crate::domain::tokens;
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 /// Content of an inserted result.
@@ -30,43 +31,40 @@ pub(super) fn tokens_of_call(id: &str) -> i64 {
 
 /// The halves of tool calls that must be inserted around a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct MissingHalves {
+pub(super) struct MissingHalves<'m> {
     /// Before the message, the call whose result the message is.
     pub(super) call: bool,
     /// After the message, results of the calls with these ids.
-    pub(super) results: Vec<String>,
+    pub(super) results: Vec<&'m str>,
     /// The message is the newest one, so the results may still arrive.
     pub(super) is_last_message: bool,
 }
 
-/// Returns the missing halves around each message. They depend on the messages before it and on the next one.
-pub(super) fn missing_halves<'a>(messages: impl Iterator<Item = &'a MessageMetadata>) -> Vec<MissingHalves> {
-    let mut all: Vec<MissingHalves> = Vec::with_capacity(messages.size_hint().0);
+/// Returns the missing halves by the position of their message; most messages have none. They depend on the messages before it and on
+/// the next one.
+pub(super) fn missing_halves(messages: &[MessageMetadata]) -> BTreeMap<usize, MissingHalves<'_>> {
+    let mut missing: BTreeMap<usize, MissingHalves<'_>> = BTreeMap::new();
     // Unanswered calls of the last assistant message, as long as only results of them have followed.
-    let mut open: Vec<String> = Vec::new();
-    let close = |all: &mut Vec<MissingHalves>, open: &mut Vec<String>| {
-        if let Some(previous) = all.last_mut() {
-            previous.results.append(open);
-        }
-    };
-    for message in messages {
-        let mut missing = MissingHalves::default();
-        let answered = message.result_of().and_then(|id| open.iter().position(|call| call == id));
+    let mut open: Vec<&str> = Vec::new();
+    for (position, message) in messages.iter().enumerate() {
+        let answered = message.result_of().and_then(|id| open.iter().position(|call| *call == id));
         if let Some(index) = answered {
             open.remove(index);
-        } else {
-            close(&mut all, &mut open);
-            missing.call = message.role == Role::Tool;
-            open.clear();
-            open.extend_from_slice(message.calls());
+            continue;
         }
-        all.push(missing);
+        if !open.is_empty() {
+            missing.entry(position - 1).or_default().results = std::mem::take(&mut open);
+        }
+        if message.role == Role::Tool {
+            missing.entry(position).or_default().call = true;
+        }
+        open.extend(message.calls().iter().map(String::as_str));
     }
-    close(&mut all, &mut open);
-    if let Some(last) = all.last_mut() {
-        last.is_last_message = true;
+    if !open.is_empty() {
+        let last = missing.entry(messages.len() - 1).or_default();
+        (last.results, last.is_last_message) = (open, true);
     }
-    all
+    missing
 }
 
 #[cfg(test)]
@@ -89,9 +87,10 @@ mod tests {
     #[test_case("Ax tz tx" => "Ax (tx) (Az) tz (Ax) tx"; "result of another call")]
     fn missing_halves_are_inserted(script: &str) -> String {
         let messages = conversation(script);
-        let halves = missing_halves(messages.iter());
+        let halves = missing_halves(&messages);
         let mut out = Vec::new();
-        for ((word, message), missing) in script.split(' ').zip(&messages).zip(halves) {
+        for (position, (word, message)) in script.split(' ').zip(&messages).enumerate() {
+            let missing = halves.get(&position).cloned().unwrap_or_default();
             out.extend(message.result_of().iter().filter(|_| missing.call).map(|id| format!("(A{id})")));
             out.push(word.to_owned());
             out.extend(missing.results.iter().map(|id| format!("(t{id})")));

@@ -1,7 +1,7 @@
 //! Types shared by all formats.
 
 use super::tool_pairing::MissingHalves;
-use crate::domain::tail::{Tail, TailMessage};
+use crate::domain::tail::{StoredJson, Tail};
 use crate::domain::tokens::Tokenizer;
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -26,7 +26,7 @@ pub(super) struct RenderedItem<'t> {
 #[derive(Clone, Debug)]
 pub(super) enum ItemJson<'t> {
     /// The message is sent as it is stored.
-    Stored(TailMessage<'t>),
+    Stored(StoredJson<'t>),
     Text(Cow<'t, str>),
 }
 
@@ -45,13 +45,14 @@ impl<'t> From<&'t str> for ItemJson<'t> {
 impl ItemJson<'_> {
     pub(super) fn as_str(&self) -> &str {
         match self {
-            Self::Stored(message) => message.json(),
+            Self::Stored(json) => json.as_str(),
             Self::Text(json) => json,
         }
     }
 }
 
-/// A message of the history in a provider's format, together with inserted halves of tool calls.
+/// A message of the history in a provider's format, together with inserted halves of tool calls. It is small, because each context
+/// makes one for each message.
 #[derive(Clone, Debug, Default)]
 pub struct RenderedMessage<'t> {
     /// Usually one, which needs no allocation.
@@ -60,41 +61,63 @@ pub struct RenderedMessage<'t> {
     pub tokens: i64,
     /// Additional tokens if the list begins with this message.
     pub tokens_if_first: i64,
-    /// Number of items that are not part of the history: see [`super::tool_pairing`].
-    pub(super) inserted: usize,
-    /// The first item is a call that is not part of the history.
-    pub(super) begins_with_inserted_call: bool,
-    /// Number of trailing items that stand for missing results of the newest message. The results may still arrive and
-    /// replace these items.
-    pub(super) provisional: usize,
-    pub(super) provisional_tokens: i64,
+    /// `None` for most messages.
+    insertions: Option<Box<Insertions>>,
     /// `seq` and field `extra` of the message, if both were requested and it has one.
     pub(super) extra: Option<(i64, &'t str)>,
 }
 
+/// The items of a rendered message that are not part of the history: see [`super::tool_pairing`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Insertions {
+    count: usize,
+    /// The first item is a call that is not part of the history.
+    begin_with_call: bool,
+    /// Number of trailing items that stand for missing results of the newest message. The results may still arrive and
+    /// replace these items.
+    provisional: usize,
+    provisional_tokens: i64,
+}
+
 impl<'t> RenderedMessage<'t> {
+    /// Returns the message with one item, without insertions.
+    pub(super) fn of(item: RenderedItem<'t>, tokens: i64) -> Self {
+        Self { items: SmallVec::from_buf([item]), tokens, ..Self::default() }
+    }
+
     /// Appends an item that is not part of the history.
     pub(super) fn insert(&mut self, item: RenderedItem<'t>, tokens: i64) {
-        self.begins_with_inserted_call |= self.items.is_empty();
+        let insertions = self.insertions.get_or_insert_default();
+        insertions.begin_with_call |= self.items.is_empty();
+        insertions.count += 1;
         self.items.push(item);
-        self.inserted += 1;
         self.tokens += tokens;
     }
 
     /// Appends the missing results of tool calls; `render` returns the item and its tokens for the id of a call.
     pub(super) fn insert_results(
         &mut self,
-        missing: &MissingHalves,
+        missing: &MissingHalves<'_>,
         render: impl Fn(&str) -> (RenderedItem<'static>, i64),
     ) {
         for id in &missing.results {
             let (item, tokens) = render(id);
             self.insert(item, tokens);
             if missing.is_last_message {
-                self.provisional += 1;
-                self.provisional_tokens += tokens;
+                let insertions = self.insertions.get_or_insert_default();
+                insertions.provisional += 1;
+                insertions.provisional_tokens += tokens;
             }
         }
+    }
+
+    fn insertions(&self) -> Insertions {
+        self.insertions.as_deref().copied().unwrap_or_default()
+    }
+
+    /// Returns the number of items that are not part of the history.
+    pub(super) fn inserted(&self) -> usize {
+        self.insertions().count
     }
 }
 
@@ -121,7 +144,7 @@ impl RenderInput<'_> {
     pub(super) fn extra(&self, position_of: impl Fn(usize) -> usize) -> Vec<MessageExtra> {
         let mut item = 0;
         let extra_of = |message: &RenderedMessage<'_>| {
-            let own = item + usize::from(message.begins_with_inserted_call);
+            let own = item + usize::from(message.insertions().begin_with_call);
             item += message.items.len();
             message.extra.map(|(seq, json)| MessageExtra {
                 seq,
@@ -139,9 +162,12 @@ impl RenderInput<'_> {
         if !self.is_prefix_stable {
             return (0, scale(self.system_tokens));
         }
-        let items = self.history.iter().map(|message| message.items.len() - message.provisional).sum();
-        let tokens: i64 =
-            self.history.iter().map(|message| scale(message.tokens - message.provisional_tokens)).sum();
+        let (mut items, mut tokens) = (0, 0);
+        for message in &self.history {
+            let Insertions { provisional, provisional_tokens, .. } = message.insertions();
+            items += message.items.len() - provisional;
+            tokens += scale(message.tokens - provisional_tokens);
+        }
         let first = self.history.first().map_or(0, |message| scale(message.tokens_if_first));
         (items, scale(self.system_tokens) + first + tokens)
     }
@@ -186,57 +212,35 @@ pub struct MessageList {
     pieces: Vec<Bytes>,
 }
 
-/// A piece of a list that is being made.
-enum Piece {
-    Text(String),
-    /// Consecutive messages of the tail.
-    Stored(Range<usize>),
-}
-
 impl MessageList {
     /// Joins the items. Those that are stored in `tail` one after the other are one piece.
     pub(super) fn new<'t>(
         tail: Option<&Tail>,
         items: impl Iterator<Item = &'t ItemJson<'t>> + Clone,
     ) -> Self {
-        let text_bytes =
-            items.clone().map(|item| if let ItemJson::Text(text) = item { text.len() + 1 } else { 0 });
-        let mut start = String::with_capacity(text_bytes.sum::<usize>() + 2);
-        start.push('[');
-        let mut pieces = vec![Piece::Text(start)];
-        for (index, item) in items.enumerate() {
-            let position = match item {
-                ItemJson::Stored(message) => tail.and_then(|tail| message.position_in(tail)),
-                ItemJson::Text(_) => None,
-            };
-            match (pieces.last_mut(), position) {
-                (Some(Piece::Stored(messages)), Some(position)) if messages.end == position => {
-                    messages.end += 1;
-                }
-                (_, position) => {
-                    if index > 0 {
-                        push_text(&mut pieces, ",");
-                    }
-                    match position {
-                        Some(position) => pieces.push(Piece::Stored(position..position + 1)),
-                        None => push_text(&mut pieces, item.as_str()),
-                    }
-                }
+        let mut text_bytes = 0;
+        items.clone().for_each(|item| {
+            if let ItemJson::Text(text) = item {
+                text_bytes += text.len() + 1;
             }
-        }
-        push_text(&mut pieces, "]");
-        let mut list = Self::default();
-        for piece in pieces {
-            match piece {
-                Piece::Text(text) => list.pieces.push(text.into()),
-                Piece::Stored(messages) => {
-                    if let Some(tail) = tail {
-                        list.pieces.extend(tail.list_part(messages));
-                    }
-                }
-            }
-        }
-        list
+        });
+        let mut list = ListBuilder {
+            tail,
+            pieces: Vec::new(),
+            text: String::with_capacity(text_bytes + 2),
+            stored: 0..0,
+        };
+        list.text.push('[');
+        // `for_each` takes half as long as a loop, because `flat_map` and `chain` implement it without a check for each item.
+        let mut is_first = true;
+        items.for_each(|item| {
+            list.push(item, is_first);
+            is_first = false;
+        });
+        list.end_stored();
+        list.text.push(']');
+        list.end_text();
+        Self { pieces: list.pieces }
     }
 
     /// Returns the list as consecutive pieces, each of which is UTF-8.
@@ -250,11 +254,52 @@ impl MessageList {
     }
 }
 
-fn push_text(pieces: &mut Vec<Piece>, text: &str) {
-    if let Some(Piece::Text(last)) = pieces.last_mut() {
-        last.push_str(text);
-    } else {
-        pieces.push(Piece::Text(text.to_owned()));
+/// A list that is being made.
+struct ListBuilder<'t> {
+    tail: Option<&'t Tail>,
+    pieces: Vec<Bytes>,
+    /// The text after the pieces.
+    text: String,
+    /// Positions of the messages of the tail after the text: consecutive ones, none if it is empty.
+    stored: Range<usize>,
+}
+
+impl ListBuilder<'_> {
+    fn push(&mut self, item: &ItemJson<'_>, is_first: bool) {
+        let position = match item {
+            ItemJson::Stored(json) => self.tail.and_then(|tail| json.position_in(tail)),
+            ItemJson::Text(_) => None,
+        };
+        if let Some(position) = position
+            && self.stored.end == position
+            && !self.stored.is_empty()
+        {
+            self.stored.end += 1;
+            return;
+        }
+        self.end_stored();
+        if !is_first {
+            self.text.push(',');
+        }
+        match position {
+            Some(position) => self.stored = position..position + 1,
+            None => self.text.push_str(item.as_str()),
+        }
+    }
+
+    /// Makes pieces of the messages of the tail, and of the text before them.
+    fn end_stored(&mut self) {
+        if !self.stored.is_empty() {
+            self.end_text();
+            let stored = std::mem::take(&mut self.stored);
+            self.pieces.extend(self.tail.map(|tail| tail.list_part(stored)).into_iter().flatten());
+        }
+    }
+
+    fn end_text(&mut self) {
+        if !self.text.is_empty() {
+            self.pieces.push(std::mem::take(&mut self.text).into());
+        }
     }
 }
 
@@ -263,6 +308,7 @@ mod tests {
     use super::*;
     use crate::domain::message::Message;
     use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+    use crate::domain::tail::TailMessage;
     use proptest::prelude::*;
 
     fn tail(messages: i64) -> Tail {
@@ -276,6 +322,10 @@ mod tests {
         Tail::new(1, (1..=messages).map(message).collect())
     }
 
+    fn stored(message: TailMessage<'_>) -> ItemJson<'_> {
+        ItemJson::Stored(message.stored())
+    }
+
     proptest! {
         /// Joins messages of the tail in any order, those of another tail, and texts.
         #[test]
@@ -284,8 +334,8 @@ mod tests {
             let items: Vec<ItemJson<'_>> = chosen
                 .into_iter()
                 .map(|(kind, position)| match kind {
-                    0 => own.messages(position).next().map(ItemJson::Stored),
-                    1 => other.messages(position).next().map(ItemJson::Stored),
+                    0 => own.messages(position).next().map(stored),
+                    1 => other.messages(position).next().map(stored),
                     _ => Some(position.to_string().into()),
                 })
                 .map(|item| item.expect("a message"))
@@ -301,7 +351,7 @@ mod tests {
         // A chunk of 32 KiB holds 16 of these messages.
         let tail = tail(33);
         let chunks = |position| {
-            let items: Vec<ItemJson<'_>> = tail.messages(position).map(ItemJson::Stored).collect();
+            let items: Vec<ItemJson<'_>> = tail.messages(position).map(stored).collect();
             let pieces = MessageList::new(Some(&tail), items.iter()).into_pieces();
             <[Bytes; 5]>::try_from(pieces)
                 .map(|[_, first, second, third, _]| [first, second, third])
