@@ -18,6 +18,7 @@ use crate::llm::Llm;
 use crate::storage::Store;
 use context_cache::ContextCache;
 use keys::authenticator::Principal;
+use prompt_cache::PromptCache;
 use retention::RetentionConfig;
 use search::RerankConfig;
 use std::ops::Deref;
@@ -44,6 +45,7 @@ mod leases;
 mod memory;
 mod metrics;
 pub mod models;
+mod prompt_cache;
 mod redactions;
 pub mod retention;
 pub mod search;
@@ -246,6 +248,7 @@ pub struct Parts {
     index_wakeup: Arc<Notify>,
     metrics: ServiceMetrics,
     context_cache: ContextCache,
+    prompts: PromptCache,
     /// The calls that order search hits, shared between clients.
     rerank_calls: Arc<FairQueue>,
     /// Permits one copy of a large session at a time.
@@ -286,6 +289,7 @@ impl MemoryService {
             index_wakeup,
             metrics,
             context_cache,
+            prompts: PromptCache::new(),
             rerank_calls,
             large_copies,
         }))

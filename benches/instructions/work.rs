@@ -4,16 +4,18 @@ use super::run;
 use crate::domain::api_key::{ApiKey, RANDOM_BYTES};
 use crate::domain::budget::{self, MessageCost};
 use crate::domain::consolidation::Policy;
-use crate::domain::context::{self, CountedText, SystemParts};
+use crate::domain::context::{self, StoredParts, SystemPart, SystemParts};
 use crate::domain::coverage::{self, TailSelection};
 use crate::domain::exchange::Exchange;
 use crate::domain::format::{Format, ListOptions, RenderInput};
 use crate::domain::headings;
 use crate::domain::json_validation::{MAX_JSON_DEPTH, MAX_JSON_VALUES, check_json};
+use crate::domain::memory::MemoryDocument;
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms;
+use crate::domain::session::Summary;
 use crate::domain::tail::Tail;
 use crate::domain::tokens;
 use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
@@ -22,6 +24,7 @@ use serde_json::value::RawValue;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
+use time::OffsetDateTime;
 
 /// Characters of a message.
 const MESSAGE_CHARS: usize = 300;
@@ -124,10 +127,27 @@ fn assemble() {
     let memory = format!("# Projects\n\n{}\n- {}\n\n## Garden\n{}\n", text(3), text(4), text(5));
     let summary: Vec<String> = (6..14).map(text).collect();
     let summary = summary.join("\n\n");
-    let [memory, summary] =
-        [&memory, &summary].map(|text| CountedText { text, tokens: tokens::count_text(text) });
-    let parts =
-        SystemParts { system_prompt: "You plan workshops.", memory, summary, skills: "", notice: true };
+    let (content, summary) = (memory, Summary::new(summary));
+    let document = MemoryDocument {
+        version: 1,
+        words: 0,
+        tokens: tokens::count_text(&content),
+        created_at: OffsetDateTime::UNIX_EPOCH,
+        content,
+    };
+    run("prepare_stored_parts", || {
+        let parts = StoredParts::default();
+        black_box((parts.memory(black_box(&document)), parts.summary(black_box(&summary))));
+    });
+    run("prepare_system_prompt_of_300_characters", || drop(black_box(SystemPart::new(black_box(&text(0))))));
+    let (stored, system_prompt) = (StoredParts::default(), SystemPart::new("You plan workshops."));
+    let parts = SystemParts {
+        system_prompt: Some(&system_prompt),
+        memory: Some(stored.memory(&document)),
+        summary: Some(stored.summary(&summary)),
+        skills: None,
+        notice: true,
+    };
     run("join_system_message", || drop(black_box(context::system_message(black_box(&parts)))));
     let system = context::system_message(&parts);
     // A quadratic search for the ends of tags and headings would need a hundred times as many.
@@ -151,7 +171,7 @@ fn assemble() {
                 let history = format.render_messages(ListOptions::default(), black_box(&tail), 0);
                 let history = history.expect("valid messages");
                 let input = RenderInput {
-                    system: system.text.clone(),
+                    system_json: system.json.clone(),
                     system_tokens: system.tokens,
                     history,
                     tail: Some(&tail),

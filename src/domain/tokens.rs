@@ -133,23 +133,47 @@ pub struct JoinedCount {
     pending: String,
 }
 
+/// The tokens of a text and its ends, so that the text can be joined with others without being counted again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CountedEnds {
+    /// The whole text if it is too short to have two ends.
+    start: String,
+    end: Option<String>,
+    /// Tokens without those of the ends.
+    inner_tokens: i64,
+}
+
+impl CountedEnds {
+    /// Returns the ends of a text that has `tokens` tokens.
+    pub fn of(text: &str, tokens: i64) -> Self {
+        let (start, end) = match pretoken_boundary::first(text).zip(pretoken_boundary::last(text)) {
+            Some((first, last)) => (text.get(..first), text.get(last..)),
+            None => (Some(text), None),
+        };
+        let start = start.unwrap_or_default().to_owned();
+        let ends = count_text(&start) + end.map_or(0, count_text);
+        Self { start, end: end.map(str::to_owned), inner_tokens: tokens - ends }
+    }
+}
+
 impl JoinedCount {
     pub fn push(&mut self, text: &str) {
         self.pending.push_str(text);
     }
 
+    /// Appends a text of which only the ends are counted again.
+    pub fn push_ends(&mut self, text: &CountedEnds) {
+        self.total += text.inner_tokens;
+        self.pending.push_str(&text.start);
+        if let Some(end) = &text.end {
+            self.total += count_text(&self.pending);
+            end.clone_into(&mut self.pending);
+        }
+    }
+
     /// Appends a text that has `tokens` tokens on its own.
     pub fn push_counted(&mut self, text: &str, tokens: i64) {
-        let boundaries = pretoken_boundary::first(text).zip(pretoken_boundary::last(text));
-        let Some((first, last)) = boundaries else {
-            self.total += tokens - count_text(text);
-            self.pending.push_str(text);
-            return;
-        };
-        let ((head, _), (_, tail)) = (text.split_at(first), text.split_at(last));
-        self.pending.push_str(head);
-        self.total += count_text(&self.pending) - count_text(head) + tokens - count_text(tail);
-        tail.clone_into(&mut self.pending);
+        self.push_ends(&CountedEnds::of(text, tokens));
     }
 
     /// Returns the tokens of the whole text.

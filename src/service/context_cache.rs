@@ -10,6 +10,7 @@ use super::Error;
 use super::metrics::CacheMetrics;
 use crate::blocking;
 use crate::capacity;
+use crate::domain::context::StoredParts;
 use crate::domain::exchange::{Exchange, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
@@ -58,10 +59,11 @@ impl Weighter<Key, Arc<ContextSnapshot>> for ByMemory {
 }
 
 fn memory_of(snapshot: &ContextSnapshot) -> usize {
+    let text = |text: &str| text.len() + StoredParts::memory_of(text);
     let session = snapshot.session.as_ref();
-    let texts = session.map_or(0, |session| session.summary.text.len() + session.metadata.len());
-    let document = snapshot.memory.as_ref().map_or(0, |memory| memory.content.len());
-    size_of::<ContextSnapshot>() + texts + document + snapshot.tail.memory()
+    let session = session.map_or(0, |session| text(&session.summary.text) + session.metadata.len());
+    let document = snapshot.memory.as_ref().map_or(0, |memory| text(&memory.content));
+    size_of::<ContextSnapshot>() + size_of::<StoredParts>() + session + document + snapshot.tail.memory()
 }
 
 impl ContextCache {
@@ -272,6 +274,7 @@ mod tests {
             incarnation: None,
             memory: None,
             memory_version: None,
+            parts: Arc::default(),
             tail: Arc::new(Tail::new(1, vec![message])),
         };
         let tenant = TenantId::default();

@@ -7,7 +7,7 @@ use crate::capacity::WorkPermit;
 use crate::domain::budget::{self, MessageCost};
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::consolidation_record::RunCause;
-use crate::domain::context::{self, CountedText, SystemMessage, SystemParts};
+use crate::domain::context::{self, SystemMessage, SystemParts};
 use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
 use crate::domain::format::{Format, ListOptions, RenderInput, RenderedContext, RenderedMessage};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -133,7 +133,8 @@ impl MemoryService {
             }
         };
         self.metrics.record_context(report.outcome);
-        // Texts of the request are counted now, those of the system message are escaped, and the format may rewrite messages.
+        // Unless they are known, texts of the request are counted now, those of the system message are escaped, and the format may
+        // rewrite messages.
         let session = snapshot.session.as_ref();
         let system_bytes = session.map_or(0, |session| session.summary.text.len())
             + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len());
@@ -142,8 +143,8 @@ impl MemoryService {
             + options.user_message.as_ref().map_or(0, |message| message.json().len());
         let bytes =
             system_bytes + request_bytes + options.format.estimate_bytes(options.list, &snapshot.tail);
-        let (service, step) = (self.clone(), step!("assemble"));
-        let assemble = move || step.in_scope(|| service.assemble(snapshot, options, report));
+        let (service, tenant, step) = (self.clone(), tenant.clone(), step!("assemble"));
+        let assemble = move || step.in_scope(|| service.assemble(&tenant, snapshot, options, report));
         blocking::spawn_cpu_if_large(bytes, assemble).await
     }
 
@@ -265,12 +266,13 @@ impl MemoryService {
     /// Assembles the message list within the limits of number and tokens.
     fn assemble(
         &self,
+        tenant: &TenantId,
         snapshot: ContextSnapshot,
         options: ContextOptions,
         report: ConsolidationReport,
     ) -> Result<Context, Error> {
         let tokenizer = self.config.tokenizer;
-        let system = self.system_message(&snapshot, &options);
+        let system = self.system_message(tenant, &snapshot, &options);
         let ContextSnapshot { session, memory, tail, .. } = snapshot;
         let exists = session.as_ref().is_some_and(|session| session.last_seq > 0);
         let owner = session.as_ref().and_then(|session| session.user_id.clone());
@@ -299,7 +301,7 @@ impl MemoryService {
         let is_prefix_stable = coverage.omitted.is_empty();
         coverage.report_redacted(metadata);
         let list = options.format.render_context(RenderInput {
-            system: system.text,
+            system_json: system.json,
             system_tokens: system.tokens,
             history,
             tail: Some(&tail),
@@ -323,19 +325,22 @@ impl MemoryService {
         })
     }
 
-    fn system_message(&self, snapshot: &ContextSnapshot, options: &ContextOptions) -> SystemMessage {
-        let memory = snapshot.memory.as_deref();
-        let memory = memory.map(|memory| CountedText { text: &memory.content, tokens: memory.tokens });
-        let summary = snapshot.session.as_ref().map(|session| &session.summary);
-        let summary = summary.map(|summary| CountedText { text: &summary.text, tokens: summary.tokens });
-        let tail_len = snapshot.session.as_ref().map_or(0, Session::tail_len);
+    fn system_message(
+        &self,
+        tenant: &TenantId,
+        snapshot: &ContextSnapshot,
+        options: &ContextOptions,
+    ) -> SystemMessage {
+        let (parts, session) = (&snapshot.parts, snapshot.session.as_ref());
+        let system_prompt = options.system_prompt.as_deref().and_then(|text| self.prompts.part(tenant, text));
+        let tail_len = session.map_or(0, Session::tail_len);
         let (policy, tail) = (&self.config.policy, &snapshot.tail);
         let is_cut = usize::try_from(tail_len).is_ok_and(|tail_len| tail_len > tail.len());
         context::system_message(&SystemParts {
-            system_prompt: options.system_prompt.as_deref().unwrap_or_default(),
-            memory: memory.unwrap_or_default(),
-            summary: summary.unwrap_or_default(),
-            skills: &options.skills,
+            system_prompt: system_prompt.as_deref(),
+            memory: snapshot.memory.as_ref().map(|document| parts.memory(document)),
+            summary: session.map(|session| parts.summary(&session.summary)),
+            skills: self.prompts.part(tenant, &options.skills).as_deref(),
             notice: is_cut
                 || context::notice_due(tail_len, policy.max_history_messages)
                 || context::notice_due(

@@ -6,6 +6,7 @@ use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::{to_i64, user_column};
 use super::{MemoryVersion, Store, StoreError};
 use crate::blocking;
+use crate::domain::context::StoredParts;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata, ToolIds};
@@ -31,6 +32,8 @@ pub struct ContextSnapshot {
     /// The memory document of the owner of the session, or of the requesting user if the session has no owner.
     pub memory: Option<Arc<MemoryDocument>>,
     pub memory_version: Option<MemoryVersion>,
+    /// The summary and the document as parts of the system message. Snapshots of the same revision and version share them.
+    pub parts: Arc<StoredParts>,
     /// The newest messages of the tail, oldest first.
     pub tail: Arc<Tail>,
 }
@@ -183,6 +186,7 @@ fn context_snapshot(row: &AnyRow, mut tail: Vec<ContextMessage>) -> Result<Conte
         incarnation: row.field("incarnation")?,
         memory_version: rows::memory_version(row)?,
         memory: has_memory.then(|| rows::memory_document(row, "memory_")).transpose()?.map(Arc::new),
+        parts: Arc::default(),
         tail: Arc::new(Tail::new(first_seq, tail)),
     })
 }

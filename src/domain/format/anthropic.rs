@@ -235,11 +235,12 @@ fn render_chat_message(
 pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
     let (mut stable_items, tokens) = input.stable_items();
     let cache_control = input.cache_control;
-    let system = (!input.system.is_empty()).then(|| {
+    let system = &input.system_json;
+    let system = (!system.is_empty()).then(|| {
         if cache_control {
-            format!("[{}]", with_cache_control(&encode(&ContentBlock::text(&input.system))))
+            format!("[{}]", with_cache_control(&format!(r#"{{"type":"text","text":"{system}"}}"#)))
         } else {
-            encode(&input.system)
+            format!("\"{system}\"")
         }
     });
     let positions = positions(&input.history);

@@ -10,7 +10,6 @@ use super::types::{
 use crate::domain::message::{CompleteForm, Role};
 use crate::domain::tail::TailMessage;
 use crate::domain::tokens;
-use serde::Serialize;
 use serde_json::json;
 
 pub(super) fn render_message<'t>(
@@ -65,14 +64,9 @@ fn inserted_result(id: &str) -> (RenderedItem<'static>, i64) {
 }
 
 pub(super) fn render_context(input: &RenderInput<'_>) -> RenderedContext {
-    #[derive(Serialize)]
-    struct SystemMessage<'a> {
-        role: &'static str,
-        content: &'a str,
-    }
     let (stable_items, tokens) = input.stable_items();
-    let system = SystemMessage { role: "system", content: &input.system };
-    let system = (!input.system.is_empty()).then(|| encode(&system));
+    let system = &input.system_json;
+    let system = (!system.is_empty()).then(|| format!(r#"{{"role":"system","content":"{system}"}}"#));
     let stable =
         StablePrefix { messages: usize::from(system.is_some()) + stable_items, blocks: None, tokens };
     let rendered = input.history.iter().chain(&input.user_message);
@@ -81,8 +75,4 @@ pub(super) fn render_context(input: &RenderInput<'_>) -> RenderedContext {
     let messages = MessageList::new(input.tail, system_item.iter().chain(items));
     let extra = input.extra(|item| usize::from(system.is_some()) + item);
     RenderedContext { messages, stable, extra, ..RenderedContext::default() }
-}
-
-fn encode<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).unwrap_or_else(|_| unreachable!("strings are always JSON"))
 }

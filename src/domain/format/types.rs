@@ -124,8 +124,8 @@ impl<'t> RenderedMessage<'t> {
 /// The parts of a context, with tokens that are not scaled.
 #[derive(Clone, Debug, Default)]
 pub struct RenderInput<'t> {
-    /// Text of the system message; empty if there is none.
-    pub system: String,
+    /// Text of the system message as the inside of a JSON string; empty if there is none.
+    pub system_json: String,
     pub system_tokens: i64,
     pub history: Vec<RenderedMessage<'t>>,
     /// The tail that the history was rendered from.
