@@ -97,6 +97,7 @@ class Run:
             empty = service.database_bytes()
             bench_workloads.seed(service)
             bytes_per_message = (service.database_bytes() - empty) / (bench_workloads.SESSIONS * 120)
+            bench_workloads.seed_full(service)
             service.optimise()
             starts = [service.restart() for _ in range(STARTS)]
             self.results["services"][service.name].update(bytes_per_message=bytes_per_message, start_ms=starts)
@@ -106,10 +107,12 @@ class Run:
         """Runs the workloads that have a counterpart, and the references."""
         seconds = self.options.seconds
         workloads, references = bench_workloads.compared_workloads(), bench_workloads.reference_workloads()
-        for workload in workloads + references:
+        full = bench_workloads.full_context_workload()
+        for workload in [*workloads, full, *references]:
             workload.write_files()
         for service in self.services:
-            bench_load.wrk(service.address, workloads[0], 16, seconds)  # fills the cache
+            for workload in (full, workloads[0]):
+                bench_load.wrk(service.address, workload, 16, seconds)  # fills the cache
         for number, order in self.rounds():
             for workload in workloads:
                 for connections in self.options.connections:
@@ -121,6 +124,8 @@ class Run:
                 if workload.sessions:
                     run = self.sqlite.append_one_by_one(workload.name, workload.random_session, seconds)
                     self.record(number, run)
+            for service in order:
+                self.record(number, bench_load.run_precis(service, self.postgres, full, 16, seconds))
             for server, workload in zip((self.axum, self.postgres), references, strict=True):
                 for connections in REFERENCE_CONNECTIONS:
                     self.record(number, bench_load.run_reference(server, workload, connections, seconds))

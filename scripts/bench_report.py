@@ -153,6 +153,17 @@ def cpu_table(figures):
     return table(["µs per request", "SQLite: precis", "Postgres: precis", "Postgres: server", "pgbench: server"], rows)
 
 
+def full_table(figures):
+    """Returns the figures of contexts with all parts of the system message, next to those without."""
+    rows = []
+    for system in bench_goals.STORES:
+        for workload, title in (("context-20", "a system prompt of 28 characters"), ("context-full", "all parts")):
+            key = (system, workload, 16)
+            rate, cpu = (spread(figures.values(*key, field)) for field in ("rate", "cpu_precis_us"))
+            rows.append([NAMES[system], title, rate, f"{figures.median(*key, 'p50_ms'):.2f} ms", f"{cpu} µs"])
+    return table(["16 connections", "system message", "per second", "p50", "CPU time of precis"], rows)
+
+
 def history_table(figures):
     rows = []
     for kind, title in (("context", "Context"), ("append", "Exchange")):
@@ -230,6 +241,7 @@ def benchmarks(figures):
         f"### Throughput relative to the best number of connections\n\n{connections_table(figures)}",
         f"### Limits of this machine\n\n{reference_table(figures)}",
         f"### CPU time at 64 connections\n\n{cpu_table(figures)}",
+        f"### Parts of the system message\n\n{full_table(figures)}",
         f"### Length of the history\n\n{history_table(figures)}",
         f"### Fixed arrival rate\n\n{open_loop_capacity(figures)}\n\n{open_loop_table(figures)}",
         f"### Start, memory, index and size\n\n{service_table(figures)}",

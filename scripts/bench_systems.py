@@ -115,9 +115,16 @@ class Service(Server):
             kept.writelines(line for line in log if '"WARN"' in line or '"ERROR"' in line)
 
     def post(self, path, body=None, connection=None):
-        status, text = self.request("POST", path, body, connection)
+        return self.send("POST", path, body, connection)
+
+    def put(self, path, body):
+        return self.send("PUT", path, body)
+
+    def send(self, method, path, body=None, connection=None):
+        """Returns the decoded response of a request that must succeed."""
+        status, text = self.request(method, path, body, connection)
         if status not in (200, 201):
-            sys.exit(f"{self.name}: POST {path} returned {status}: {text[:500]}")
+            sys.exit(f"{self.name}: {method} {path} returned {status}: {text[:500]}")
         return json.loads(text)
 
     def statuses(self):

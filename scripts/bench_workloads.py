@@ -12,6 +12,9 @@ MESSAGE_CHARACTERS = 300
 # Short sessions of the comparison with a long one. There are several, so that appends do not make them long.
 SHORT_SESSIONS = 500
 CONTEXT = {"system_prompt": "You are a helpful assistant.", "user_message": "And now?"}
+# Sessions with a summary, a memory document and a long system prompt.
+FULL_SESSIONS = 100
+PROMPT_CHARACTERS = 2000
 # Contexts per exchange of the run that measures memory.
 CONTEXTS_PER_EXCHANGE = 9
 
@@ -122,6 +125,12 @@ def compared_workloads():
     return [read(20), read(100), append("exchange", SESSIONS), append("hot-session", 1)]
 
 
+def full_context_workload():
+    """Returns contexts with all parts of the system message, and a tail of 20 messages."""
+    body = {**CONTEXT, "system_prompt": make_text("system prompt", PROMPT_CHARACTERS)}
+    return Workload("context-full", [(f"/sessions/full-{n}/context", body) for n in range(1, FULL_SESSIONS + 1)])
+
+
 def reference_workloads():
     return [Workload("prepared", [("/", {"user_message": "And now?"})]), Workload("livez", [("/livez", None)])]
 
@@ -163,6 +172,17 @@ def seed(service):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(create, [range(first, SESSIONS + 1, 8) for first in range(1, 9)]))
+    service.wait_for_index()
+
+
+def seed_full(service):
+    """Creates the sessions of the workload `context-full`: a summary of 80 messages, 20 other messages, a memory document."""
+    for n in range(1, FULL_SESSIONS + 1):
+        name = f"full-{n}"
+        memory = "\n".join(f"- {make_text(f'memory {n} {line}', 100)}" for line in range(20))
+        service.put(f"/users/{name}/memory", {"content": memory})
+        service.post(f"/sessions/{name}/exchanges", {"user_id": name, **messages(name, 1, 100)})
+        service.post(f"/sessions/{name}/consolidations")
     service.wait_for_index()
 
 
