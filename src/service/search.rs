@@ -156,7 +156,9 @@ impl MemoryService {
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
         ranked.truncate(ranked_hits);
-        let messages = if request.with_messages {
+        // A search has no connection while it waits for a model, whose order decides which messages the response has.
+        let waits_for_model = self.config.rerank.is_some();
+        let messages = if request.with_messages && !waits_for_model {
             let places: Vec<_> = read.ranked(&ranked).map(|(found, _)| found.place.clone()).collect();
             index.fetch_messages(filter.user.as_ref(), &places, MAX_HIT_BYTES).await?
         } else {
@@ -169,10 +171,37 @@ impl MemoryService {
         drop(thread);
         let ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
         hits.truncate(limit);
+        if waits_for_model {
+            self.add_messages(tenant, &mut hits, request.with_messages).await?;
+        }
         if request.neighbours > 0 && !hits.is_empty() {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
         Ok(SearchResults { hits, unsearched_messages, ranking })
+    }
+
+    /// Removes the hits that were erased, rewound or redacted since they were found, and adds the messages of the others if
+    /// `with_messages`.
+    async fn add_messages(
+        &self,
+        tenant: &TenantId,
+        hits: &mut Vec<SearchHit>,
+        with_messages: bool,
+    ) -> Result<(), Error> {
+        let refs: Vec<MessageRef> = hits.iter().map(SearchHit::place).collect();
+        let stored = self.store.fetch_messages(tenant, None, &refs, &[0..=0], MAX_HIT_BYTES).await?;
+        let bytes: usize = stored.iter().map(|(_, message)| message.json.len()).sum();
+        let is_complete = to_i64(bytes) < MAX_HIT_BYTES;
+        let mut messages = by_place(stored);
+        hits.retain_mut(|hit| match messages.remove(&hit.place()) {
+            Some(message) => {
+                let is_same = message.redacted_at.is_none() && message.created_at == hit.created_at;
+                hit.message = with_messages.then_some(message.json);
+                is_same
+            }
+            None => !is_complete,
+        });
+        Ok(())
     }
 
     async fn add_neighbours(
@@ -181,8 +210,7 @@ impl MemoryService {
         hits: &mut [SearchHit],
         max_distance: i64,
     ) -> Result<(), Error> {
-        let message_ref = |hit: &SearchHit| MessageRef { session: hit.session_id.clone(), seq: hit.seq };
-        let refs: Vec<MessageRef> = hits.iter().map(message_ref).collect();
+        let refs: Vec<MessageRef> = hits.iter().map(SearchHit::place).collect();
         let sides = [-max_distance..=-1, 1..=max_distance];
         let stored = self.store.fetch_messages(tenant, None, &refs, &sides, MAX_NEIGHBOUR_BYTES).await?;
         let messages = by_place(stored);
@@ -348,6 +376,10 @@ impl SearchHit {
             before: Vec::new(),
             after: Vec::new(),
         }
+    }
+
+    fn place(&self) -> MessageRef {
+        MessageRef { session: self.session_id.clone(), seq: self.seq }
     }
 
     /// Returns the text, or the snippet of a long one.

@@ -96,7 +96,7 @@ impl MemoryService {
         let Some(config) = self.config.rerank.as_ref().filter(|_| hits.len() > 1) else {
             return SearchRanking::lexical(None);
         };
-        let bytes = hits.iter().flat_map(|hit| &hit.message).chain(texts).map(String::len).sum();
+        let bytes = texts.iter().map(String::len).sum();
         let order = self.order(tenant, config, query, texts);
         match capacity::current().release_except(bytes, order).await {
             Ok((order, model)) => {

@@ -1,7 +1,7 @@
 //! Reranking: `search.rerank_pool`.
 
 use super::questions::{Question, parse};
-use super::{path, user};
+use super::{index_all, path, user};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
@@ -242,4 +242,55 @@ async fn tool_returns_hits_in_the_order_of_the_model(backend: Backend) {
     let (hits, ranking) = search(&app, &[("q", "quay")]).await;
     assert_eq!((hits, &ranking["order"]), (vec!["s:2".to_owned()], &json!("lexical")));
     assert_eq!(model.calls().len(), 1);
+}
+
+/// The messages of a response have a limited size. Those of the hits that the model prefers come first, not those with the best scores.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hits_that_the_model_prefers_have_their_messages(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::reply(|call| {
+        let mut numbers: Vec<usize> = (1..=read_prompt(call).1.len()).collect();
+        numbers.reverse();
+        format!("{numbers:?}")
+    }));
+    let app = TestApp::start_with_model(&backend, &model.base_url(), &[POOL, PATIENT]).await;
+    let large = |words: &str| user(&format!("{words} {}", ". ".repeat(500_000)));
+    app.record("s", &vec![large("ferry ferry ferry"); 8]).await;
+    app.record("s", &[large("a ferry"), large("the ferry to the island and back")]).await;
+    index_all(&backend).await;
+    let response = app.get(&path(&[("q", "ferry"), ("neighbours", "0")])).await.ok(200);
+    let hits = response["items"].as_array().expect("hits");
+    assert_eq!((hits.len(), &response["ranking"]["order"]), (10, &json!("reranked")));
+    let scores: Vec<f64> = hits.iter().map(|hit| hit["score"].as_f64().expect("a score")).collect();
+    assert!(scores.is_sorted() && scores[0] < scores[9], "the worst one is first: {scores:?}");
+    let have_message: Vec<bool> = hits.iter().map(|hit| hit["message"].is_object()).collect();
+    assert_eq!(have_message, [[true; 5], [false; 5]].concat());
+}
+
+/// A message is no hit if it was removed while a model ordered the hits, even if another message has its place.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn message_that_is_removed_while_a_model_orders_the_hits_is_no_hit(backend: Backend) {
+    let model = ModelServer::start().await;
+    let app = TestApp::start_with_model(&backend, &model.base_url(), &[POOL, PATIENT]).await;
+    let sessions = ["redacted", "erased", "recorded-again"];
+    for session in sessions {
+        app.record(session, &[user("a ferry"), user("the last ferry")]).await;
+    }
+    let semaphore = Arc::new(Semaphore::new(0));
+    model.default(Behaviour::Held(Arc::clone(&semaphore), "[6, 5, 4, 3, 2, 1]".to_owned()));
+    let remove = async {
+        model.until_calls(1).await;
+        app.delete("/sessions/redacted/messages/2").await.ok(200);
+        for session in ["erased", "recorded-again"] {
+            app.delete(&format!("/sessions/{session}")).await.ok(204);
+        }
+        app.record("recorded-again", &[user("a kiln")]).await;
+        semaphore.add_permits(1);
+    };
+    let (found, ()) = tokio::join!(search(&app, &[("q", "ferry")]), remove);
+    assert_eq!((found.0, &found.1["order"]), (vec!["redacted:1".to_owned()], &json!("reranked")));
 }
