@@ -50,8 +50,8 @@ macro_rules! from_groups {
 }
 
 /// Appends groups of exchanges and returns a list of [`AppendedGroup`]s, which is one row, because the driver copies each column of
-/// each row. `$1` is a list of [`Group`]s, and `$2` the time. `$3` is the analyzer of the terms of all messages, and `$4` a list of
-/// [`GroupTerms`].
+/// each row. `$1` is a list of [`Group`]s, and `$2` the time. `$3` is the analyzer of the terms of all messages, `$4` a list of
+/// [`GroupTerms`], and `$5` a list of [`GroupMessages`]: each statement parses its list, so these texts are in lists of their own.
 ///
 /// The hour and the user of an existing session change in a statement of their own, because an update that names these columns
 /// replaces the entries of two indexes even if the values stay the same. A session that gets its user also gets another
@@ -96,7 +96,7 @@ macro_rules! append_groups {
             SELECT s.tenant_id, s.session_id, s.last_seq - (m.value ->> 'from_end'), m.value ->> 'role',
                 m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
                 coalesce(m.value ->> 'created_at', s.updated_at) ",
-            from_groups!(),
+            from_groups!("$5"),
             " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
 
             INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
@@ -149,8 +149,7 @@ const INSERT_MESSAGE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
-/// A [`SessionGroup`] as the statements read it. Positions of messages count backwards from the last message of the group, so that
-/// a statement needs no value of the group for each message: SQLite would copy the whole group for it.
+/// A [`SessionGroup`] as the statements read it. Positions of messages count backwards from the last message of the group.
 #[derive(Serialize)]
 struct Group<'r> {
     tenant: &'r str,
@@ -162,8 +161,16 @@ struct Group<'r> {
     count: i64,
     tokens: i64,
     bytes: i64,
-    messages: Vec<GroupMessage<'r>>,
     keys: Vec<GroupKey<'r>>,
+}
+
+/// The messages of a [`Group`] that are not inserted by themselves.
+#[derive(Serialize)]
+struct GroupMessages<'r> {
+    tenant: &'r str,
+    session: &'r str,
+    user: Option<&'r str>,
+    messages: Vec<GroupMessage<'r>>,
 }
 
 #[derive(Serialize)]
@@ -223,24 +230,8 @@ impl<'r> Group<'r> {
             count: group.messages,
             tokens: group.tokens,
             bytes: group.bytes,
-            messages: Vec::new(),
             keys: Vec::new(),
         };
-        let batched = messages(requests, group).filter(|message| message.is_batched);
-        row.messages.extend(batched.map(
-            |PlacedMessage { position, message, tokens, created_at, .. }| {
-                let (tool_call_ids, tool_result_of) = tool_columns(message);
-                GroupMessage {
-                    from_end: group.messages - 1 - position,
-                    role: message.role().as_str(),
-                    tool_call_ids,
-                    tool_result_of,
-                    tokens,
-                    json: message.json(),
-                    created_at: created_at.map(micros),
-                }
-            },
-        ));
         for (_, request, offset) in group.exchanges(requests) {
             let first_from_end = group.messages - 1 - offset;
             row.keys.extend(request.key.iter().map(|key| GroupKey {
@@ -252,6 +243,36 @@ impl<'r> Group<'r> {
         }
         row
     }
+}
+
+impl<'r> GroupMessages<'r> {
+    fn new(requests: &'r [AppendRequest], group: &SessionGroup<'r>) -> Self {
+        let message = |PlacedMessage { position, message, tokens, created_at, .. }: PlacedMessage<'r>| {
+            let (tool_call_ids, tool_result_of) = tool_columns(message);
+            GroupMessage {
+                from_end: group.messages - 1 - position,
+                role: message.role().as_str(),
+                tool_call_ids,
+                tool_result_of,
+                tokens,
+                json: message.json(),
+                created_at: created_at.map(micros),
+            }
+        };
+        Self {
+            tenant: group.tenant,
+            session: group.session,
+            user: group.user(requests),
+            messages: messages(requests, group).filter(|message| message.is_batched).map(message).collect(),
+        }
+    }
+}
+
+/// Returns the [`Group`]s and the [`GroupMessages`] as parameters of [`APPEND_GROUPS`].
+fn encode_groups(requests: &[AppendRequest], groups: &[SessionGroup<'_>]) -> (String, String) {
+    let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
+    let messages: Vec<_> = groups.iter().map(|group| GroupMessages::new(requests, group)).collect();
+    (encode(&rows), encode(&messages))
 }
 
 /// Returns the analyzer and the [`GroupTerms`] of groups as parameters of [`APPEND_GROUPS`].
@@ -412,11 +433,11 @@ async fn append_at_once(
         return Ok(false);
     }
     let mut connection = writer.acquire().await?;
-    let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
+    let (rows, messages) = encode_groups(requests, &groups);
     let (analyzer, terms) = terms_of(requests, &groups);
     let is_indexed = analyzer.is_some();
-    let query = sqlx::query(APPEND_IN_OWN_TRANSACTION).bind(encode(&rows)).bind(micros(now()));
-    let query = query.bind(analyzer).bind(terms);
+    let query = sqlx::query(APPEND_IN_OWN_TRANSACTION).bind(rows).bind(micros(now()));
+    let query = query.bind(analyzer).bind(terms).bind(messages);
     let appended = query.fetch_all(&mut *connection).await;
     if appended.is_err() {
         // Fails if SQLite has ended the transaction by itself.
@@ -485,15 +506,14 @@ async fn append_groups(
     if !keys.is_empty() && replay_known_keys(transaction, &keys, requests, outcomes).await? {
         return Ok(());
     }
-    let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
-    let encoded = encode(&rows);
-    drop(rows);
+    let (rows, messages) = encode_groups(requests, groups);
     let now = now();
     let (analyzer, terms) = terms_of(requests, groups);
     if analyzer.is_some() {
         hints.note_batch(requests, groups);
     }
-    let appended = sqlx::query(APPEND_GROUPS).bind(&*encoded).bind(micros(now)).bind(analyzer).bind(terms);
+    let appended = sqlx::query(APPEND_GROUPS).bind(&*rows).bind(micros(now)).bind(analyzer).bind(terms);
+    let appended = appended.bind(messages);
     let of_groups = appended_groups(&appended.fetch_all(&mut *transaction).await?, groups)?;
     for (group, appended) in groups.iter().zip(&of_groups) {
         if let Some(appended) = appended {
@@ -501,7 +521,7 @@ async fn append_groups(
         }
     }
     if !keys.is_empty() {
-        let query = sqlx::query(APPEND_KEYS).bind(encoded).bind(micros(now - KEY_RETENTION));
+        let query = sqlx::query(APPEND_KEYS).bind(rows).bind(micros(now - KEY_RETENTION));
         query.execute(transaction).await?;
     }
     for (group, appended) in groups.iter().zip(of_groups) {
