@@ -26,7 +26,7 @@ from bench_systems import AxumServer, PostgresService, SqliteService
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "target/bench"
 PGBENCH_CLIENTS = (16, 64)
-REFERENCE_CONNECTIONS = (16, 64)
+REFERENCE_CONNECTIONS = (16, 64, 256, 512)
 STARTS = 10
 
 

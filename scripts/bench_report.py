@@ -117,22 +117,25 @@ def workload_table(figures, workload):
     return f"### {TITLES[workload]}\n\n{table(header, rows)}"
 
 
+REFERENCES = (
+    ("axum, prepared response of 6 KB", "axum", "prepared"), ("precis, `/livez`", "postgres", "livez"),
+)  # fmt: skip
+
+
 def connections_table(figures):
     """Returns the throughput with each number of connections relative to the best."""
     rows, header = [], []
-    for workload, title in TITLES.items():
-        for system in bench_goals.STORES:
-            relative = figures.relative_to_best(system, workload)
-            header = [f"{n} connections" for n in relative]
-            rows.append([title, NAMES[system], *(f"{value:.2f}" for value in relative.values())])
+    services = [(title, NAMES[system], system, workload) for workload, title in TITLES.items() for system in bench_goals.STORES]
+    for title, name, system, workload in services + [(title, "", *key) for title, *key in REFERENCES]:
+        relative = figures.relative_to_best(system, workload)
+        header = [f"{n} connections" for n in relative]
+        rows.append([title, name, *(f"{value:.2f}" for value in relative.values())])
     return table(["", "", *header], rows)
 
 
 def reference_table(figures):
     rows = []
-    for name, system, workload in (
-        ("axum, prepared response of 6 KB", "axum", "prepared"), ("precis, `/livez`", "postgres", "livez"),
-    ):  # fmt: skip
+    for name, system, workload in REFERENCES:
         for connections in figures.connections(system, workload):
             key = (system, workload, connections)
             p50, p99 = (figures.median(*key, field) for field in ("p50_ms", "p99_ms"))
