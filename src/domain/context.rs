@@ -48,9 +48,9 @@ impl SystemPart {
         Self { json: json_inside(text), count: CountedEnds::of(text, tokens) }
     }
 
-    /// Returns the memory that the part takes, approximately.
-    pub fn memory(&self) -> usize {
-        size_of::<Self>() + self.json.capacity()
+    /// Returns the memory that the part takes on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        self.json.capacity() + self.count.heap_bytes()
     }
 }
 
@@ -64,19 +64,21 @@ pub struct StoredParts {
 impl StoredParts {
     /// Returns the part of a memory document, which must be the same in each call.
     pub fn memory(&self, document: &MemoryDocument) -> &SystemPart {
-        self.memory.get_or_init(|| SystemPart::below(MEMORY_HEADING, &document.content, document.tokens))
+        get_or_prepare(&self.memory, || SystemPart::below(MEMORY_HEADING, &document.content, document.tokens))
     }
 
     /// Returns the part of a summary, which must be the same in each call.
     pub fn summary(&self, summary: &Summary) -> &SystemPart {
-        self.summary.get_or_init(|| SystemPart::below(SUMMARY_HEADING, &summary.text, summary.tokens))
+        get_or_prepare(&self.summary, || SystemPart::below(SUMMARY_HEADING, &summary.text, summary.tokens))
     }
 
-    /// Returns the memory that the part of this text takes, approximately and at most.
-    pub fn memory_of(text: &str) -> usize {
+    /// Returns the memory that the part of this text takes on the heap, at most, except if it forges headings.
+    pub fn max_heap_bytes(text: &str) -> usize {
+        const HEADING_BYTES: usize = 64;
         const LONGEST_ESCAPE: usize = r"\u0001".len();
         let is_escaped = |byte: &u8| byte.is_ascii_control() || matches!(byte, b'"' | b'\\');
-        text.len() + text.bytes().filter(is_escaped).count() * (LONGEST_ESCAPE - 1)
+        let json = text.len() + text.bytes().filter(is_escaped).count() * (LONGEST_ESCAPE - 1);
+        json + CountedEnds::bytes_of(text) + HEADING_BYTES
     }
 }
 
@@ -132,12 +134,28 @@ fn json_inside(text: &str) -> String {
     let mut json = serde_json::to_string(text).unwrap_or_else(|_| unreachable!("strings are always JSON"));
     json.pop();
     json.remove(0);
+    json.shrink_to_fit();
     json
+}
+
+/// Prepares the part outside of the cell: the computation can be interrupted ([`crate::checkpoint`]), and other computations would
+/// wait for the cell.
+fn get_or_prepare(part: &OnceLock<SystemPart>, prepare: impl FnOnce() -> SystemPart) -> &SystemPart {
+    if let Some(part) = part.get() {
+        return part;
+    }
+    let prepared = prepare();
+    part.get_or_init(|| prepared)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+    use std::time::Duration;
 
     fn text_of(message: &SystemMessage) -> String {
         serde_json::from_str(&format!("\"{}\"", message.json)).expect("the inside of a JSON string")
@@ -198,9 +216,35 @@ mod tests {
 
     #[test]
     fn memory_of_a_stored_part_is_not_underestimated() {
-        for text in ["Likes tea.", "\u{1}\u{2}\u{7f}", "\"\\\n", "茶が好き。"] {
-            assert!(json_inside(text).len() <= StoredParts::memory_of(text), "{text:?}");
+        for text in ["Likes tea.", "\u{1}\u{2}\u{7f}", "\"\\\n", "茶が好き。", "ชอบชา"] {
+            let text = text.repeat(1000);
+            let part = SystemPart::below(SUMMARY_HEADING, &text, tokens::count_text(&text));
+            let (bytes, max_bytes) = (part.heap_bytes(), StoredParts::max_heap_bytes(&text));
+            assert!((text.len()..=max_bytes).contains(&bytes), "{bytes} of {max_bytes}");
         }
+    }
+
+    /// The thread that prepares a part can be interrupted, and others must not wait for it.
+    #[test]
+    fn part_is_available_while_another_thread_prepares_it() {
+        let text = format!("{SUMMARY_HEADING}\n\n{}", "They met. ".repeat(20_000));
+        let (parts, summary) = (Arc::new(StoredParts::default()), Arc::new(Summary::new(text)));
+        let interruptions = Arc::new(AtomicUsize::new(0));
+        let pause = {
+            let (parts, summary, interruptions) =
+                (Arc::clone(&parts), Arc::clone(&summary), Arc::clone(&interruptions));
+            move || {
+                let (parts, summary) = (Arc::clone(&parts), Arc::clone(&summary));
+                let (sender, receiver) = mpsc::channel();
+                thread::spawn(move || sender.send(parts.summary(&summary).heap_bytes()));
+                let bytes = receiver.recv_timeout(Duration::from_secs(30));
+                assert!(bytes.expect("the other thread does not wait") > 0);
+                interruptions.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let bytes = checkpoint::scope(pause, || parts.summary(&summary).heap_bytes());
+        assert_eq!(bytes, parts.summary(&summary).heap_bytes());
+        assert!(interruptions.load(Ordering::Relaxed) > 0);
     }
 
     #[test]

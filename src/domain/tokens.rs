@@ -136,7 +136,7 @@ pub struct JoinedCount {
 /// The tokens of a text and its ends, so that the text can be joined with others without being counted again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CountedEnds {
-    /// The whole text if it is too short to have two ends.
+    /// The whole text if it has no boundary between two ends.
     start: String,
     end: Option<String>,
     /// Tokens without those of the ends.
@@ -146,13 +146,28 @@ pub struct CountedEnds {
 impl CountedEnds {
     /// Returns the ends of a text that has `tokens` tokens.
     pub fn of(text: &str, tokens: i64) -> Self {
-        let (start, end) = match pretoken_boundary::first(text).zip(pretoken_boundary::last(text)) {
-            Some((first, last)) => (text.get(..first), text.get(last..)),
-            None => (Some(text), None),
-        };
-        let start = start.unwrap_or_default().to_owned();
-        let ends = count_text(&start) + end.map_or(0, count_text);
-        Self { start, end: end.map(str::to_owned), inner_tokens: tokens - ends }
+        let (start, end) = Self::split(text);
+        let inner_tokens = tokens - count_text(start) - end.map_or(0, count_text);
+        Self { start: start.to_owned(), end: end.map(str::to_owned), inner_tokens }
+    }
+
+    /// Returns the ends of a text, or the whole text if it has no boundary between two ends.
+    fn split(text: &str) -> (&str, Option<&str>) {
+        match pretoken_boundary::first(text).zip(pretoken_boundary::last(text)) {
+            Some((first, last)) => (text.get(..first).unwrap_or_default(), text.get(last..)),
+            None => (text, None),
+        }
+    }
+
+    /// Returns the size of the ends of a text.
+    pub fn bytes_of(text: &str) -> usize {
+        let (start, end) = Self::split(text);
+        start.len() + end.map_or(0, str::len)
+    }
+
+    /// Returns the memory that the ends take on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        self.start.capacity() + self.end.as_ref().map_or(0, String::capacity)
     }
 }
 

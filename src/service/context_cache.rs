@@ -59,7 +59,7 @@ impl Weighter<Key, Arc<ContextSnapshot>> for ByMemory {
 }
 
 fn memory_of(snapshot: &ContextSnapshot) -> usize {
-    let text = |text: &str| text.len() + StoredParts::memory_of(text);
+    let text = |text: &str| text.len() + StoredParts::max_heap_bytes(text);
     let session = snapshot.session.as_ref();
     let session = session.map_or(0, |session| text(&session.summary.text) + session.metadata.len());
     let document = snapshot.memory.as_ref().map_or(0, |memory| text(&memory.content));

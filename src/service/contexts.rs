@@ -133,8 +133,8 @@ impl MemoryService {
             }
         };
         self.metrics.record_context(report.outcome);
-        // Unless they are known, texts of the request are counted now, those of the system message are escaped, and the format may
-        // rewrite messages.
+        // Counts the texts of the request and prepares those of the system message, unless caches have them. The format may rewrite
+        // messages.
         let session = snapshot.session.as_ref();
         let system_bytes = session.map_or(0, |session| session.summary.text.len())
             + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len());

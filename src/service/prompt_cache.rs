@@ -47,7 +47,8 @@ struct ByMemory;
 
 impl Weighter<Key, Arc<SystemPart>> for ByMemory {
     fn weight(&self, key: &Key, part: &Arc<SystemPart>) -> u64 {
-        (size_of::<Key>() + key.tenant.as_str().len() + key.text.len() + part.memory()) as u64
+        let key_bytes = size_of::<Key>() + key.tenant.as_str().len() + key.text.len();
+        (key_bytes + size_of::<SystemPart>() + part.heap_bytes()) as u64
     }
 }
 

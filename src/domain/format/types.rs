@@ -260,7 +260,7 @@ struct ListBuilder<'t> {
     pieces: Vec<Bytes>,
     /// The text after the pieces.
     text: String,
-    /// Positions of the messages of the tail after the text: consecutive ones, none if it is empty.
+    /// Positions of the consecutive messages of the tail that follow the text; empty if there are none.
     stored: Range<usize>,
 }
 
