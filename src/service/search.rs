@@ -5,7 +5,7 @@
 use super::{Error, MemoryService, StoredMessage, decode_message, to_i64};
 use crate::blocking;
 use crate::capacity::{self, Overloaded, Thread};
-use crate::domain::id::{SessionId, TenantId};
+use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
 use crate::domain::search::analyzer::Analyzer;
@@ -17,6 +17,7 @@ use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
 use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasher as _;
 use std::slice;
 use std::sync::Arc;
 use time::OffsetDateTime;
@@ -76,6 +77,8 @@ pub struct SearchHit {
     pub message: Option<String>,
     pub role: Role,
     pub snippet: Snippet,
+    /// Hash of the message's JSON.
+    pub(super) fingerprint: u64,
     /// Preceding messages, in order.
     pub before: Vec<StoredMessage>,
     /// Following messages, in order.
@@ -113,7 +116,12 @@ impl MemoryService {
         }
         filter.excluded_terms = query.excluded_terms();
         let query = Arc::new(query);
-        let read = ReadMessages { analyzer, query: Arc::clone(&query), candidates: Vec::new() };
+        let read = ReadMessages {
+            analyzer,
+            query: Arc::clone(&query),
+            candidates: Vec::new(),
+            fingerprints: Vec::new(),
+        };
         let mut read = read.add(&filter, newest).await?;
         let limit = request.limit.min(MAX_LIMIT);
         // Hits beyond the limit can become the best ones.
@@ -157,22 +165,21 @@ impl MemoryService {
         }
         ranked.truncate(ranked_hits);
         // A search has no connection while it waits for a model, whose order decides which messages the response has.
-        let waits_for_model = self.config.rerank.is_some();
-        let messages = if request.with_messages && !waits_for_model {
-            let places: Vec<_> = read.ranked(&ranked).map(|(found, _)| found.place.clone()).collect();
+        let is_reranked = self.config.rerank.is_some();
+        let messages = if request.with_messages && !is_reranked {
+            let places: Vec<_> = read.ranked(&ranked).map(|found| found.place.clone()).collect();
             index.fetch_messages(filter.user.as_ref(), &places, MAX_HIT_BYTES).await?
         } else {
             Vec::new()
         };
         drop(index);
-        let bytes = read.ranked(&ranked).filter_map(|(found, _)| found.text.as_ref()).map(String::len).sum();
+        let bytes = read.ranked(&ranked).filter_map(|found| found.text.as_ref()).map(String::len).sum();
         let hits = blocking::spawn_cpu_if_large(bytes, move || read.hits(&ranked, messages));
         let (mut hits, texts): (Vec<_>, Vec<_>) = hits.await.into_iter().unzip();
         drop(thread);
         let ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
-        hits.truncate(limit);
-        if waits_for_model {
-            self.add_messages(tenant, &mut hits, request.with_messages).await?;
+        if is_reranked {
+            hits = self.confirm(tenant, filter.user.as_ref(), hits, limit, request.with_messages).await?;
         }
         if request.neighbours > 0 && !hits.is_empty() {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
@@ -180,28 +187,37 @@ impl MemoryService {
         Ok(SearchResults { hits, unsearched_messages, ranking })
     }
 
-    /// Removes the hits that were erased, rewound or redacted since they were found, and adds the messages of the others if
-    /// `with_messages`.
-    async fn add_messages(
+    /// Returns the best hits whose messages are still stored, with these messages if `with_messages`. Messages beyond [`MAX_HIT_BYTES`]
+    /// are not read: their hits are returned without them.
+    async fn confirm(
         &self,
         tenant: &TenantId,
-        hits: &mut Vec<SearchHit>,
+        user: Option<&UserId>,
+        mut hits: Vec<SearchHit>,
+        limit: usize,
         with_messages: bool,
-    ) -> Result<(), Error> {
-        let refs: Vec<MessageRef> = hits.iter().map(SearchHit::place).collect();
-        let stored = self.store.fetch_messages(tenant, None, &refs, &[0..=0], MAX_HIT_BYTES).await?;
-        let bytes: usize = stored.iter().map(|(_, message)| message.json.len()).sum();
-        let is_complete = to_i64(bytes) < MAX_HIT_BYTES;
-        let mut messages = by_place(stored);
-        hits.retain_mut(|hit| match messages.remove(&hit.place()) {
-            Some(message) => {
-                let is_same = message.redacted_at.is_none() && message.created_at == hit.created_at;
-                hit.message = with_messages.then_some(message.json);
-                is_same
-            }
-            None => !is_complete,
-        });
-        Ok(())
+    ) -> Result<Vec<SearchHit>, Error> {
+        let mut confirmed = Vec::new();
+        while confirmed.len() < limit && !hits.is_empty() {
+            let others = hits.split_off(hits.len().min(limit - confirmed.len()));
+            let refs: Vec<MessageRef> = hits.iter().map(SearchHit::place).collect();
+            let stored = self.store.fetch_messages(tenant, user, &refs, &[0..=0], MAX_HIT_BYTES).await?;
+            let bytes: usize = stored.iter().map(|(_, message)| message.json.len()).sum();
+            let is_complete = to_i64(bytes) < MAX_HIT_BYTES;
+            let mut messages = by_place(stored);
+            hits.retain_mut(|hit| match messages.remove(&hit.place()) {
+                // A session that was erased or rewound can have another message with the same number, and even the same time.
+                Some(message) => {
+                    let is_same = fingerprint(&message.json) == hit.fingerprint;
+                    hit.message = with_messages.then_some(message.json);
+                    is_same
+                }
+                None => !is_complete,
+            });
+            confirmed.append(&mut hits);
+            hits = others;
+        }
+        Ok(confirmed)
     }
 
     async fn add_neighbours(
@@ -244,6 +260,10 @@ async fn thread_with_memory() -> Result<Option<Thread>, Overloaded> {
     drop(thread);
     permit.claim(SEARCH_MEMORY).await?;
     Ok(permit.thread(SEARCH_MEMORY as u64).await)
+}
+
+fn fingerprint(json: &str) -> u64 {
+    foldhash::quality::FixedState::default().hash_one(json)
 }
 
 /// Returns messages by their position.
@@ -302,6 +322,8 @@ struct ReadMessages {
     analyzer: Analyzer,
     query: Arc<Query>,
     candidates: Vec<Candidate>,
+    /// The hash of the JSON of each candidate.
+    fingerprints: Vec<u64>,
 }
 
 impl ReadMessages {
@@ -320,10 +342,12 @@ impl ReadMessages {
         let bytes = stored.iter().map(|(_, message)| message.json.len()).sum();
         let parse = move || {
             for (session, StoredMessage { seq, created_at, json, .. }) in stored {
+                let fingerprint = fingerprint(&json);
                 let message = decode_message(json)?;
                 if role.is_none_or(|role| message.role() == role) {
                     let (query, place) = ((self.analyzer, &*self.query), MessageRef { session, seq });
                     self.candidates.push(Candidate::new(query, place, created_at, &message));
+                    self.fingerprints.push(fingerprint);
                 }
             }
             Ok(self)
@@ -331,9 +355,9 @@ impl ReadMessages {
         blocking::spawn_cpu_if_large(bytes, parse).await
     }
 
-    /// Returns the candidates of a ranking with their scores.
-    fn ranked(&self, ranked: &[(usize, f64)]) -> impl Iterator<Item = (&Candidate, f64)> {
-        ranked.iter().filter_map(|(index, score)| Some((self.candidates.get(*index)?, *score)))
+    /// Returns the candidates of a ranking.
+    fn ranked(&self, ranked: &[(usize, f64)]) -> impl Iterator<Item = &Candidate> {
+        ranked.iter().filter_map(|(index, _)| self.candidates.get(*index))
     }
 
     /// Returns the hits of a ranking, each with its text as a model gets it. `messages` are those of the hits.
@@ -343,14 +367,17 @@ impl ReadMessages {
         messages: Vec<(SessionId, StoredMessage)>,
     ) -> Vec<(SearchHit, String)> {
         let mut messages = by_place(messages);
-        let hit = |(candidate, score): (&Candidate, f64)| {
+        let hit = |(index, score): &(usize, f64)| {
+            let candidate = self.candidates.get(*index)?;
             let text = candidate.text.as_ref()?;
             let message = messages.remove(&candidate.place).map(|message| message.json);
-            let hit = SearchHit::new(candidate, message, score, snippet(self.analyzer, &self.query, text));
+            let snippet = snippet(self.analyzer, &self.query, text);
+            let fingerprint = *self.fingerprints.get(*index)?;
+            let hit = SearchHit { score: *score, message, fingerprint, ..SearchHit::new(candidate, snippet) };
             let short_text = hit.short_text(text);
             Some((hit, short_text))
         };
-        self.ranked(ranked).filter_map(hit).collect()
+        ranked.iter().filter_map(hit).collect()
     }
 
     /// Returns the number of messages that contain all phrases, or a word if the query has no phrases.
@@ -363,16 +390,17 @@ impl ReadMessages {
 }
 
 impl SearchHit {
-    fn new(candidate: &Candidate, message: Option<String>, score: f64, snippet: Snippet) -> Self {
+    fn new(candidate: &Candidate, snippet: Snippet) -> Self {
         let Candidate { place: MessageRef { session, seq }, created_at, role, .. } = candidate;
         Self {
             session_id: session.clone(),
             seq: *seq,
             created_at: *created_at,
-            score,
-            message,
+            score: 0.0,
+            message: None,
             role: *role,
             snippet,
+            fingerprint: 0,
             before: Vec::new(),
             after: Vec::new(),
         }
@@ -408,7 +436,8 @@ mod tests {
             };
             let texts = ["I love The Who", "a concert", "one concert", "who is the one"];
             let candidates = (1..).zip(texts).map(candidate).collect();
-            let read = ReadMessages { analyzer, query: Arc::clone(&query), candidates };
+            let read =
+                ReadMessages { analyzer, query: Arc::clone(&query), candidates, fingerprints: Vec::new() };
             assert_eq!(read.matches(), matches, "{text}");
         }
     }

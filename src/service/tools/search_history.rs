@@ -185,6 +185,7 @@ mod tests {
         SearchHit {
             session_id: SessionId::new(session.to_owned()).expect("an id"),
             seq: 1,
+            fingerprint: 0,
             created_at: OffsetDateTime::UNIX_EPOCH,
             score: 1.0,
             message: None,

@@ -1,6 +1,6 @@
 //! Appending exchanges on SQLite.
 //!
-//! The statements are set-based: a batch takes as many statements as one exchange, and their parameter is one JSON text. They are
+//! The statements are set-based: a batch takes as many statements as one exchange, and their parameters are JSON lists. They are
 //! sent to the connection as one text, because the connection has a thread of its own, and each text costs two switches.
 
 use super::checkpoints::Checkpoints;
@@ -149,7 +149,8 @@ const INSERT_MESSAGE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
-/// A [`SessionGroup`] as the statements read it. Positions of messages count backwards from the last message of the group.
+/// A [`SessionGroup`] as the statements read it. Positions of messages count backwards from the last message of the group, so that a
+/// statement needs no value of the group for each message: SQLite would copy the whole group for it.
 #[derive(Serialize)]
 struct Group<'r> {
     tenant: &'r str,

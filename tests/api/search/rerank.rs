@@ -269,28 +269,36 @@ async fn hits_that_the_model_prefers_have_their_messages(backend: Backend) {
     assert_eq!(have_message, [[true; 5], [false; 5]].concat());
 }
 
-/// A message is no hit if it was removed while a model ordered the hits, even if another message has its place.
+/// A hit is left out if its message was removed while a model ordered the hits, even if another message has its place and time. The next
+/// best hits take its place.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn message_that_is_removed_while_a_model_orders_the_hits_is_no_hit(backend: Backend) {
+async fn hit_whose_message_is_removed_while_a_model_orders_the_hits_is_left_out(backend: Backend) {
     let model = ModelServer::start().await;
-    let app = TestApp::start_with_model(&backend, &model.base_url(), &[POOL, PATIENT]).await;
-    let sessions = ["redacted", "erased", "recorded-again"];
-    for session in sessions {
-        app.record(session, &[user("a ferry"), user("the last ferry")]).await;
+    let set = [POOL, PATIENT, ("llm.models.small.max_concurrent_calls", "4")];
+    let app = TestApp::start_with_model(&backend, &model.base_url(), &set).await;
+    let record = async |session: &str, messages: &[Value]| {
+        let exchange = json!({"messages": messages, "created_at": "2026-01-01T00:00:00Z"});
+        app.post(&format!("/sessions/{session}/exchanges"), exchange).await.ok(201);
+    };
+    for session in ["redacted", "erased", "recorded-again"] {
+        record(session, &[user("a ferry"), user("the last ferry")]).await;
     }
     let semaphore = Arc::new(Semaphore::new(0));
     model.default(Behaviour::Held(Arc::clone(&semaphore), "[6, 5, 4, 3, 2, 1]".to_owned()));
     let remove = async {
-        model.until_calls(1).await;
+        model.until_calls(2).await;
         app.delete("/sessions/redacted/messages/2").await.ok(200);
         for session in ["erased", "recorded-again"] {
             app.delete(&format!("/sessions/{session}")).await.ok(204);
         }
-        app.record("recorded-again", &[user("a kiln")]).await;
-        semaphore.add_permits(1);
+        record("recorded-again", &[user("a kiln")]).await;
+        semaphore.add_permits(2);
     };
-    let (found, ()) = tokio::join!(search(&app, &[("q", "ferry")]), remove);
-    assert_eq!((found.0, &found.1["order"]), (vec!["redacted:1".to_owned()], &json!("reranked")));
+    let (query, best) = ([("q", "ferry")], [("q", "ferry"), ("limit", "1")]);
+    let (all, best, ()) = tokio::join!(search(&app, &query), search(&app, &best), remove);
+    for (hits, ranking) in [all, best] {
+        assert_eq!((hits, &ranking["order"]), (vec!["redacted:1".to_owned()], &json!("reranked")));
+    }
 }
