@@ -231,7 +231,7 @@ impl MessageList {
             stored: 0..0,
         };
         list.text.push('[');
-        // `for_each` takes half as long as a loop, because `flat_map` and `chain` implement it without a check for each item.
+        // `for_each`, because `flat_map` and `chain` implement it without a check for each item.
         let mut is_first = true;
         items.for_each(|item| {
             list.push(item, is_first);
