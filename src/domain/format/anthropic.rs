@@ -128,8 +128,12 @@ fn render_plain_message(json: &str, speaker: Speaker) -> Option<RenderedItem<'st
     let end = text.as_bytes().iter().rev().take(LONGEST_ESCAPE);
     let is_trimmed = !text.starts_with(char::is_whitespace) && !text.ends_with(char::is_whitespace);
     let may_be_blank = text.is_empty() || text.starts_with('\\') || end.copied().any(|byte| byte == b'\\');
-    (is_trimmed && !may_be_blank)
-        .then(|| RenderedItem { speaker, json: format!(r#"{{"type":"text","text":"{text}"}}"#).into() })
+    (is_trimmed && !may_be_blank).then(|| RenderedItem { speaker, json: text_block(text).into() })
+}
+
+/// Returns a text block. `text_json` is the text as the inside of a JSON string.
+fn text_block(text_json: &str) -> String {
+    format!(r#"{{"type":"text","text":"{text_json}"}}"#)
 }
 
 /// Renders a message that was recorded in the Anthropic format: its blocks as they were sent, with ids that are unique in
@@ -238,7 +242,7 @@ pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
     let system = &input.system_json;
     let system = (!system.is_empty()).then(|| {
         if cache_control {
-            format!("[{}]", with_cache_control(&format!(r#"{{"type":"text","text":"{system}"}}"#)))
+            format!("[{}]", with_cache_control(&text_block(system)))
         } else {
             format!("\"{system}\"")
         }
