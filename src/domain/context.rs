@@ -72,7 +72,8 @@ impl StoredParts {
         get_or_prepare(&self.summary, || SystemPart::below(SUMMARY_HEADING, &summary.text, summary.tokens))
     }
 
-    /// Returns the memory that the part of this text takes on the heap, at most, except if it forges headings.
+    /// Returns an upper bound of the memory that the part of this text takes on the heap. It does not include the backslashes before
+    /// forged headings.
     pub fn max_heap_bytes(text: &str) -> usize {
         const HEADING_BYTES: usize = 64;
         const LONGEST_ESCAPE: usize = r"\u0001".len();

@@ -138,7 +138,7 @@ const KEY_RETENTION: time::Duration = time::Duration::hours(24);
 /// in the same transaction, and so do the remaining messages of a group, each by itself.
 const MAX_BYTES: usize = 1024 * 1024;
 
-/// Larger messages are inserted by themselves: the database copies the parameter of a batch about twenty times.
+/// Larger messages are inserted by themselves: the database copies the messages of a batch several times.
 const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
 
 /// Largest number of large exchanges that wait for the writer or use it at the same time. The queue of the writer is first in, first
@@ -149,8 +149,8 @@ const INSERT_MESSAGE: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
-/// A [`SessionGroup`] as the statements read it. Positions of messages count backwards from the last message of the group, so that a
-/// statement needs no value of the group for each message: SQLite would copy the whole group for it.
+/// A [`SessionGroup`] as the statements read it, without its messages. Positions of messages (`from_end`) count backwards from the last
+/// message of the group, so that a statement needs no value of the group for each key or message: SQLite would copy the whole group for it.
 #[derive(Serialize)]
 struct Group<'r> {
     tenant: &'r str,
