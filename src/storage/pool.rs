@@ -19,7 +19,9 @@ use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 /// No server restarts within this time. With ten connections it causes at most a hundred pings per second.
 const MAX_IDLE_WITHOUT_PING: Duration = Duration::from_millis(100);
@@ -51,6 +53,8 @@ pub(super) struct Connections {
     pool: PgPool,
     /// The connection of a batcher between its batches.
     kept: Option<Arc<Mutex<Kept>>>,
+    /// The runtime that receives the answers of all connections.
+    runtime: Handle,
     statement_timeout: Duration,
     last_failure: LastEvent,
     last_large_statement: LastEvent,
@@ -99,7 +103,7 @@ impl Deref for Connections {
 }
 
 impl Connections {
-    /// Creates the pool without connecting.
+    /// Creates the pool without connecting. Its connections belong to the runtime of this call.
     pub(super) fn new(
         options: PgPoolOptions,
         connect: PgConnectOptions,
@@ -128,7 +132,8 @@ impl Connections {
             Box::pin(ready(Ok(true)))
         });
         let pool = options.connect_lazy_with(connect);
-        Self { pool, kept: None, statement_timeout, last_failure, last_large_statement }
+        let runtime = Handle::current();
+        Self { pool, kept: None, runtime, statement_timeout, last_failure, last_large_statement }
     }
 
     /// Records that the buffers of a connection have grown.
@@ -158,7 +163,7 @@ impl Connections {
         let limit = self.statement_timeout;
         let Acquired { connection, since } = match self.take_kept() {
             Some(kept) => kept,
-            None => Acquired { connection: self.pool.acquire().await?, since: Instant::now() },
+            None => Acquired { connection: self.acquire().await?, since: Instant::now() },
         };
         let mut guard = CloseIfCancelled { connection: None };
         let connection = guard.connection.insert(connection);
@@ -176,6 +181,20 @@ impl Connections {
             }
         }
         result
+    }
+
+    /// Takes a connection from the pool, or opens one.
+    ///
+    /// The runtime on which a connection is opened receives its answers from then on. A search runs on the threads of low priority: if
+    /// it opened a connection there, the batches that use this connection later would wait for these threads.
+    async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
+        let is_full = self.pool.size() >= self.pool.options().get_max_connections();
+        if is_full || self.pool.num_idle() > 0 {
+            return self.pool.acquire().await;
+        }
+        let pool = self.pool.clone();
+        let opened = AbortOnDropHandle::new(self.runtime.spawn(async move { pool.acquire().await }));
+        opened.await.map_err(|_| Error::WorkerCrashed)?
     }
 
     /// Takes the kept connection, except if it would have to be pinged.
@@ -208,8 +227,8 @@ impl Connections {
         &self,
         sql: impl SqlSafeStr,
     ) -> Result<Transaction<'static, Postgres>, Error> {
-        let (pool, sql) = (self.pool.clone(), sql.into_sql_str());
-        let begun = tokio::spawn(async move { pool.begin_with(sql).await });
+        let (pool, sql) = (self.clone(), sql.into_sql_str());
+        let begun = tokio::spawn(async move { Transaction::begin(pool.acquire().await?, Some(sql)).await });
         begun.await.map_err(|_| Error::WorkerCrashed)?
     }
 }

@@ -4,6 +4,7 @@ use crate::conversation::{Conversation, exchange};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
+use precis::domain::exchange::Exchange;
 use precis::storage::AppendRequest;
 use std::path::Path;
 use std::time::Duration;
@@ -36,6 +37,30 @@ async fn batches_on_postgres_stay_on_a_connection_and_return_it() {
         }
     };
     timeout(Duration::from_secs(20), returned).await.expect("all connections return to the pool");
+}
+
+/// A search on the threads of low priority can be the first that needs a connection. Its answers must not wait for these threads later:
+/// here, their runtime does not exist any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_postgres_belong_to_the_runtime_of_the_store() {
+    let backend = Backend::postgres().await;
+    let demo = Conversation::on(&backend).await;
+    let of_store = demo.clone();
+    let open_connections = move || {
+        let other = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        other.block_on(join_all((0..8).map(|_| of_store.store.index_state())));
+    };
+    tokio::task::spawn_blocking(open_connections).await.expect("no panic");
+    let open = demo.store.connection_counts().open;
+    assert!(open >= 6, "{open} connections are open");
+    // Such exchanges share no connection, and are not repeated.
+    let append = async |id: usize| {
+        let session = demo.session(&format!("s{id}"));
+        let exchange = Exchange { expected_last_seq: Some(0), ..exchange(&["a", "b"]) };
+        let request = AppendRequest::new(&session.tenant, &session.session, exchange, None);
+        demo.store.append_exchange(request).await.expect("appended")
+    };
+    join_all((0..8).map(append)).await;
 }
 
 /// Batches that fail leave no transaction open on the connection that all writers share.
