@@ -16,8 +16,11 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// Parsing, tokenizing or analysing more bytes than this takes milliseconds.
+/// Parsing or rendering more bytes than this takes about a millisecond.
 const LARGE: usize = 64 * 1024;
+
+/// Counting the tokens of a text, or analysing its words, takes at least as long as parsing so many times its bytes.
+pub const COST_OF_COUNTING: usize = 4;
 
 /// The "nice" value of the threads. If all cores are busy, such a thread gets a third of the time of a thread that serves
 /// small requests: each step of this value is a factor of 1.25 (`man 7 sched`).

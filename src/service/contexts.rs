@@ -141,8 +141,9 @@ impl MemoryService {
         let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
             + options.skills.len()
             + options.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes =
-            system_bytes + request_bytes + options.format.estimate_bytes(options.list, &snapshot.tail);
+        let bytes = system_bytes
+            + request_bytes * blocking::COST_OF_COUNTING
+            + options.format.estimate_bytes(options.list, &snapshot.tail);
         let (service, tenant, step) = (self.clone(), tenant.clone(), step!("assemble"));
         let assemble = move || step.in_scope(|| service.assemble(&tenant, snapshot, options, report));
         blocking::spawn_cpu_if_large(bytes, assemble).await
