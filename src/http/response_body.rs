@@ -19,7 +19,7 @@ use std::task::{Context, Poll};
 const PRETTY: &str = "pretty";
 const INDENT: &str = "  ";
 /// Size of a part of an indented body.
-const PIECE_BYTES: usize = 256 * 1024;
+const PIECE_BYTES: usize = 32 * 1024;
 
 /// Shorter pieces of a body are joined, because each piece costs a step of the connection.
 const MIN_PIECE_BYTES: usize = 2048;

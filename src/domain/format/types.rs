@@ -248,6 +248,11 @@ impl MessageList {
         self.pieces
     }
 
+    /// Returns the size of the JSON.
+    pub fn bytes(&self) -> usize {
+        self.pieces.iter().map(Bytes::len).sum()
+    }
+
     /// Returns the list in one piece.
     pub fn to_json(&self) -> Vec<u8> {
         self.pieces.concat()

@@ -266,12 +266,20 @@ pub(crate) async fn build(
         (options.format, options.cache_control) = (Format::OpenAi, false);
     }
     let context = service.build_context(&tenant, &session, options).await?;
-    step!("encode").in_scope(|| match text {
-        Some(content_type) => Ok(readable::context(content_type, &session, &context)),
-        None => {
+    let step = step!("encode");
+    if let Some(content_type) = text {
+        let bytes = context.list.messages.bytes();
+        let encode = move || step.in_scope(|| readable::context(content_type, &session, &context));
+        return Ok(blocking::spawn_cpu_if_large(bytes, encode).await);
+    }
+    // The messages are encoded already.
+    let bytes = context.list.extra.iter().map(|extra| extra.json.len()).sum();
+    let encode = move || {
+        step.in_scope(|| {
             ContextResponse::new(session.as_str(), (format, fields), include_extra, context)?.into_response()
-        }
-    })
+        })
+    };
+    blocking::spawn_cpu_if_large(bytes, encode).await
 }
 
 impl ContextRequest {

@@ -10,6 +10,7 @@ use crate::http::pagination::{self, Limit, Page};
 use crate::http::response_body::Json;
 use crate::service::{self, MAX_PAGE_BYTES, MemoryService};
 use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use time::OffsetDateTime;
@@ -81,7 +82,7 @@ pub(crate) async fn list(
     TenantFromKey(tenant): TenantFromKey,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     QueryParams(params): QueryParams<ListParams>,
-) -> Result<Json<Page<MessageBody>>, Problem> {
+) -> Result<Response, Problem> {
     let limit = pagination::page_size(params.limit);
     let descending = params.order == Some(Order::Desc);
     let (mut after_seq, mut before_seq) =
@@ -96,7 +97,10 @@ pub(crate) async fn list(
     let query = service::MessageQuery { after_seq, before_seq, descending, limit, max_bytes: MAX_PAGE_BYTES };
     let service::MessagePage { messages, has_more } = service.messages(&tenant, &session, query).await?;
     let bytes = messages.iter().map(|message| message.json.len()).sum();
-    let body = move || messages.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>();
-    let messages = blocking::spawn_cpu_if_large(bytes, body).await?;
-    Ok(Json(Page::with_end(messages, has_more, |message| message.seq, |message| message)))
+    let encode = move || {
+        let messages = messages.into_iter().map(MessageBody::new).collect::<Result<Vec<_>, _>>()?;
+        let page = Page::with_end(messages, has_more, |message| message.seq, |message| message);
+        Ok(Json(page).into_response())
+    };
+    blocking::spawn_cpu_if_large(bytes, encode).await
 }

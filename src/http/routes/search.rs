@@ -16,6 +16,7 @@ use crate::service::search::{
     DEFAULT_LIMIT, SearchFilter, SearchHit, SearchRanking, SearchRequest, SearchResults,
 };
 use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use time::format_description::well_known::Rfc3339;
@@ -140,12 +141,14 @@ pub(crate) async fn search(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     QueryParams(params): QueryParams<SearchParams>,
-) -> Result<Json<SearchBody>, Problem> {
+) -> Result<Response, Problem> {
     let SearchResults { hits, unsearched_messages, ranking } = service.search(&tenant, params.into()).await?;
     let bytes = hits.iter().map(json_bytes).sum();
-    let bodies = move || hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>();
-    let items = blocking::spawn_cpu_if_large(bytes, bodies).await?;
-    Ok(Json(SearchBody { items, next: None, unsearched_messages, ranking }))
+    let encode = move || {
+        let items = hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>()?;
+        Ok(Json(SearchBody { items, next: None, unsearched_messages, ranking }).into_response())
+    };
+    blocking::spawn_cpu_if_large(bytes, encode).await
 }
 
 fn json_bytes(hit: &SearchHit) -> usize {
