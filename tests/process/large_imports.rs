@@ -76,7 +76,8 @@ async fn others_write_during_a_large_import_and_see_no_part_of_it() {
         assert!(context["messages"].as_array().is_some_and(Vec::is_empty), "a part of the import is visible");
         added.problem(409, "session-importing");
     }
-    assert!(written >= 5, "{written} exchanges during the import");
+    // If exchanges had to wait for the whole import, the first one would end after it.
+    assert!(written >= 2, "{written} exchanges during the import");
     let imported = import.await.expect("no panic").ok(201);
     assert_eq!(imported["messages"], MESSAGES);
     assert!(exchange(&service, "large").await.ok(201)["first_seq"].as_u64() > Some(u64::from(MESSAGES)));
