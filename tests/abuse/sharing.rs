@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use test_case::test_case;
 
-/// Seconds of each measurement; by default one. `scripts/abuse` takes more, because the 99th percentile of a hundred
+/// Seconds of each measurement; by default two. `scripts/abuse` takes more, because the 99th percentile of a hundred
 /// requests is nearly the longest.
 const SECONDS: &str = "PRECIS_ABUSE_SHARING_SECONDS";
 
 fn duration() -> Duration {
     let seconds = std::env::var(SECONDS).ok().map(|seconds| seconds.parse().expect("a number of seconds"));
-    Duration::from_secs(seconds.unwrap_or(1))
+    Duration::from_secs(seconds.unwrap_or(2))
 }
 
 /// Each attack is a number of clients that repeat a request.
@@ -67,8 +67,7 @@ async fn large_requests_of_one_tenant_leave_others_their_share(backend: Backend)
         let searches = bystander.measure_searches(duration(), flooding()).await;
         println!("beside them: searches: {}; peak {} MB", searches.figures(), service.peak_memory());
         for served in [served, searches] {
-            // On a slow machine, a search beside a hundred clients takes a seventh of the second.
-            assert!(served.sent >= 3, "{attack}: {}", served.figures());
+            assert!(served.sent >= 10, "{attack}: {}", served.figures());
             // A busy machine has outliers. Without shares, at most a tenth is served.
             assert!(served.served * 100 >= served.sent * 90, "{attack}: {}", served.figures());
         }
