@@ -80,6 +80,14 @@ pub fn spawn_cpu_if_large<T: Send + 'static>(
     if is_large(bytes) { Either::Left(spawn(bytes, work).boxed()) } else { Either::Right(ready(work())) }
 }
 
+/// Does the same with a computation that counts the tokens of texts or analyses their words.
+pub fn spawn_cpu_to_count<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = T> + Send {
+    spawn_cpu_if_large(bytes.saturating_mul(COST_OF_COUNTING), work)
+}
+
 /// Runs a future on the threads. Threads that it starts inherit the priority.
 pub async fn spawn_low_priority<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     match &*THREADS {

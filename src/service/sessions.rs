@@ -141,7 +141,7 @@ impl MemoryService {
         based_on: i64,
         text: String,
     ) -> Result<Revision, Error> {
-        let summary = blocking::spawn_cpu_if_large(text.len(), move || Summary::new(text)).await;
+        let summary = blocking::spawn_cpu_to_count(text.len(), move || Summary::new(text)).await;
         loop {
             if let Some(edited) = self.store.edit_summary(tenant, session, based_on, &summary).await? {
                 return Ok(edited);

@@ -362,7 +362,7 @@ async fn new_messages(list: &Arc<ClientList>, new: usize) -> Exchange {
         let has_times = times.iter().any(Option::is_some);
         Exchange { message_times: if has_times { times } else { Vec::new() }, ..exchange }
     };
-    blocking::spawn_cpu_if_large(bytes, count_tokens).await
+    blocking::spawn_cpu_to_count(bytes, count_tokens).await
 }
 
 /// Returns the first stored message that differs from the one in the list.

@@ -134,8 +134,8 @@ impl IndexHints {
                 };
                 exchange.messages.iter().map(of_message).collect::<Option<Vec<String>>>()
             };
-            let bytes = append::message_bytes(&request) * blocking::COST_OF_COUNTING;
-            let of_messages = blocking::spawn_cpu_if_large(bytes, analyze).await;
+            let bytes = append::message_bytes(&request);
+            let of_messages = blocking::spawn_cpu_to_count(bytes, analyze).await;
             request.terms = of_messages.map(|of_messages| ExchangeTerms { analyzer, of_messages });
         }
         request

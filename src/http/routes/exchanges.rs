@@ -95,8 +95,8 @@ pub(crate) async fn append(
     JsonBody(request): JsonBody<ExchangeRequest>,
 ) -> Result<Response, Problem> {
     let key = idempotency_key(&headers)?;
-    let bytes = request.bytes() * blocking::COST_OF_COUNTING;
-    let exchange = blocking::spawn_cpu_if_large(bytes, move || request.into_exchange(&limits)).await?;
+    let exchange =
+        blocking::spawn_cpu_to_count(request.bytes(), move || request.into_exchange(&limits)).await?;
     let appended = service.append_exchange(&tenant, &session, exchange, key, default_user).await?;
     let body = ExchangeResponse {
         session_id: session.as_str().to_owned(),
