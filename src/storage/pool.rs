@@ -227,8 +227,8 @@ impl Connections {
         &self,
         sql: impl SqlSafeStr,
     ) -> Result<Transaction<'static, Postgres>, Error> {
-        let (pool, sql) = (self.clone(), sql.into_sql_str());
-        let begun = tokio::spawn(async move { Transaction::begin(pool.acquire().await?, Some(sql)).await });
+        let (pool, sql) = (self.pool.clone(), sql.into_sql_str());
+        let begun = self.runtime.spawn(async move { pool.begin_with(sql).await });
         begun.await.map_err(|_| Error::WorkerCrashed)?
     }
 }

@@ -39,8 +39,8 @@ async fn batches_on_postgres_stay_on_a_connection_and_return_it() {
     timeout(Duration::from_secs(20), returned).await.expect("all connections return to the pool");
 }
 
-/// A search on the threads of low priority can be the first that needs a connection. Its answers must not wait for these threads later:
-/// here, their runtime does not exist any more.
+/// If a search opens a connection on the threads of low priority, later statements on that connection must not depend on these threads.
+/// In this test, the runtime that opens the connections has ended before the exchanges use them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_to_postgres_belong_to_the_runtime_of_the_store() {
     let backend = Backend::postgres().await;
