@@ -18,7 +18,6 @@ mod diagnosis;
 mod erasures;
 mod error;
 mod forks;
-mod heads;
 mod import;
 mod index_hints;
 mod memory;

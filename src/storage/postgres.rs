@@ -7,7 +7,6 @@
 //! statements (`PgBouncer` 1.21 or later).
 
 use super::append::AppendBatcher;
-use super::heads::HeadBatcher;
 use super::index_hints::IndexHints;
 use super::migrations::{
     self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions, first_tables,
@@ -40,7 +39,7 @@ pub struct Postgres {
     search: Option<Analyzer>,
     pub(super) hints: Arc<IndexHints>,
     pub(super) appends: AppendBatcher,
-    pub(super) heads: HeadBatcher,
+    heads: heads::HeadBatcher,
 }
 
 const SELECT_FACTS: &str =

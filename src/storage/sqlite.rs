@@ -4,7 +4,6 @@
 //! and never fails with "database is locked". Write transactions start with `BEGIN IMMEDIATE`.
 
 use super::append::AppendBatcher;
-use super::heads::HeadBatcher;
 use super::index_hints::IndexHints;
 use super::migrations::{
     self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions, first_tables,
@@ -15,6 +14,7 @@ use crate::blocking;
 use crate::domain::search::analyzer::Analyzer;
 use checkpoints::Checkpoints;
 use disk_reserve::DiskReserve;
+use heads::HeadReader;
 use sqlx::error::DatabaseError;
 use sqlx::migrate::Migrator;
 use sqlx::sqlite::{
@@ -91,8 +91,7 @@ pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreEr
 pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
-    /// The connection of the batches of heads. A pool uses its connections in turn, and the caches of another thread are cold.
-    head_reader: SqlitePool,
+    heads: HeadReader,
     /// The connections of searches. Their threads have a low priority, because their statements keep a core busy.
     searches: SqlitePool,
     search: Option<Analyzer>,
@@ -105,7 +104,6 @@ pub struct Sqlite {
     pub(super) copy_turns: Mutex<()>,
     pub(super) hints: Arc<IndexHints>,
     pub(super) appends: AppendBatcher,
-    pub(super) heads: HeadBatcher,
 }
 
 impl Sqlite {
@@ -143,7 +141,6 @@ impl Sqlite {
         let writer = pool(1).connect_with(connect.clone()).await?;
         let writing = connect.clone();
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
-        let connect_reader = connect.clone();
         let readers =
             pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
         // As many as searches have threads. The thread of a connection inherits the priority of the thread that opens it.
@@ -154,22 +151,19 @@ impl Sqlite {
         let checkpoints = Checkpoints::start(writing);
         let hints = Arc::<IndexHints>::default();
         let appends = exchanges::batcher(&writer, &checkpoints, &hints, options.acquire_timeout);
-        let head_reader = pool(1).connect_lazy_with(connect_reader);
-        let heads = heads::batcher(&head_reader);
         Ok(Self {
             writer,
             readers,
-            head_reader,
             searches,
             checkpoints,
             search: options.search,
             disk_reserve: DiskReserve::of(&file),
+            heads: HeadReader::new(file),
             rebuilds: Rebuilds::default(),
             removal_turns: Mutex::new(()),
             copy_turns: Mutex::new(()),
             hints,
             appends,
-            heads,
         })
     }
 
@@ -242,8 +236,7 @@ impl Sqlite {
     }
 
     pub(super) fn connection_counts(&self) -> ConnectionCounts {
-        let pools =
-            [&self.writer, &self.readers, &self.head_reader, &self.searches].map(ConnectionCounts::of);
+        let pools = [&self.writer, &self.readers, &self.searches].map(ConnectionCounts::of);
         ConnectionCounts {
             open: pools.iter().map(|pool| pool.open).sum(),
             idle: pools.iter().map(|pool| pool.idle).sum(),
@@ -254,7 +247,7 @@ impl Sqlite {
     pub(super) async fn close(&self) {
         self.checkpoints.close().await;
         self.searches.close().await;
-        self.head_reader.close().await;
+        self.heads.close();
         self.readers.close().await;
         self.writer.close().await;
     }
@@ -331,6 +324,8 @@ fn micros(time: OffsetDateTime) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::id::{SessionId, TenantId};
+    use crate::storage::SessionHead;
 
     mod plans;
 
@@ -355,6 +350,39 @@ mod tests {
         assert!(options.iter().any(|option| option == "DEFAULT_MEMSTATUS=0"), "{options:?}");
         assert!(options.iter().all(|option| option != "ENABLE_MEMORY_MANAGEMENT"), "{options:?}");
         store.close().await;
+    }
+
+    /// A connection that stays open would keep the log.
+    #[tokio::test]
+    async fn head_is_the_same_if_its_connections_are_closed_or_cannot_be_opened() {
+        const INSERT_SESSION: &str = "\
+            INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens,
+                revision, lease_until, failures, retry_at, last_failure, created_at, updated_at, activity_hour, incarnation)
+            VALUES ('default', 'demo', 'ada', '{}', 9, 90, 4, 40, 2, 1000, 3, 2000, 'no answer', 5000, 6000, 0, randomblob(16));
+            INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at, incarnation)
+            VALUES ('default', 'ada', 7, 'tea', 1, 1, 5000, randomblob(16))";
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut store = open(folder.path()).await;
+        store.migrate(migrations::sqlite()).await.expect("migrated");
+        sqlx::raw_sql(INSERT_SESSION).execute(&store.writer).await.expect("inserted");
+        let (tenant, session) = (TenantId::default(), SessionId::new("demo".to_owned()).expect("an id"));
+        let now = now();
+        let read = async |store: &Sqlite| {
+            let head = store.session_head(&tenant, &session).await.expect("read").expect("a session");
+            format!("{:?}", SessionHead { now, ..head })
+        };
+        let head = store.heads.read(&tenant, &session).expect("read").expect("a session");
+        let head = format!("{:?}", SessionHead { now, ..head });
+        assert_eq!(read(&store).await, head);
+        let used = store.heads.take().expect("a connection");
+        store.heads.close();
+        store.heads.give_back(used);
+        assert_eq!(read(&store).await, head);
+        store.heads = HeadReader::new(folder.path().to_owned());
+        assert!(store.heads.read(&tenant, &session).is_err());
+        assert_eq!(read(&store).await, head);
+        store.close().await;
+        assert!(!folder.path().join("precis.db-wal").exists(), "a connection is open");
     }
 
     #[tokio::test]

@@ -7,7 +7,6 @@
 //! SQLite. Absence is `Ok(None)`. Times come from the clock of the store (the database server's, if there is one), so the clocks
 //! of replicas need not agree.
 
-use super::heads::HeadRequest;
 use super::index_hints::ExchangeTerms;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
@@ -567,16 +566,15 @@ impl Store {
     }
 
     /// Returns the state of a session that decides whether a copy of its context is current, or `None` if the session does
-    /// not exist. Sessions that are read at the same time share a statement.
+    /// not exist.
     pub async fn session_head(
         &self,
         tenant: &TenantId,
         session: &SessionId,
     ) -> Result<Option<SessionHead>, StoreError> {
-        let request = HeadRequest { tenant: tenant.clone(), session: session.clone() };
         match self {
-            Self::Postgres(database) => database.heads.run(request).await,
-            Self::Sqlite(database) => database.heads.run(request).await,
+            Self::Postgres(database) => database.session_head(tenant, session).await,
+            Self::Sqlite(database) => database.session_head(tenant, session).await,
         }
     }
 }
