@@ -18,6 +18,7 @@ mod diagnosis;
 mod erasures;
 mod error;
 mod forks;
+mod heads;
 mod import;
 mod index_hints;
 mod memory;

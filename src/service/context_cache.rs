@@ -66,6 +66,12 @@ fn memory_of(snapshot: &ContextSnapshot) -> usize {
     size_of::<ContextSnapshot>() + size_of::<StoredParts>() + session + document + snapshot.tail.memory()
 }
 
+/// Returns the texts in the rows of the session and its memory document.
+fn stored_texts(snapshot: &ContextSnapshot) -> impl Iterator<Item = &str> {
+    let of_session = snapshot.session.iter().flat_map(|session| [&*session.summary.text, &*session.metadata]);
+    of_session.chain(snapshot.memory.iter().map(|memory| &*memory.content))
+}
+
 impl ContextCache {
     /// Creates a cache of at most this size; with 0, nothing is kept.
     pub(super) fn new(max_bytes: usize, metrics: CacheMetrics) -> Self {
@@ -94,7 +100,15 @@ impl ContextCache {
     ) -> Result<ContextSnapshot, Error> {
         let key = (tenant.clone(), session.clone());
         if let Some(copy) = self.snapshots.get(&key).filter(|copy| is_independent_of(user, copy)) {
-            match store.session_head(tenant, session).instrument(step!("head")).await? {
+            let head = async {
+                // SQLite reads the texts of a row to find the columns after them.
+                if blocking::is_large(stored_texts(&copy).map(str::len).sum()) {
+                    store.session_head(tenant, session).await
+                } else {
+                    store.recent_session_head(tenant, session).await
+                }
+            };
+            match head.instrument(step!("head")).await? {
                 Some(head) => {
                     if let Some(snapshot) = self.refresh(store, &key, &copy, head, limit).await? {
                         self.metrics.hits.increment(1);

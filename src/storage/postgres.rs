@@ -7,6 +7,7 @@
 //! statements (`PgBouncer` 1.21 or later).
 
 use super::append::AppendBatcher;
+use super::heads::HeadBatcher;
 use super::index_hints::IndexHints;
 use super::migrations::{
     self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions, first_tables,
@@ -39,7 +40,7 @@ pub struct Postgres {
     search: Option<Analyzer>,
     pub(super) hints: Arc<IndexHints>,
     pub(super) appends: AppendBatcher,
-    heads: heads::HeadBatcher,
+    pub(super) heads: HeadBatcher,
 }
 
 const SELECT_FACTS: &str =

@@ -4,6 +4,7 @@
 //! and never fails with "database is locked". Write transactions start with `BEGIN IMMEDIATE`.
 
 use super::append::AppendBatcher;
+use super::heads::HeadBatcher;
 use super::index_hints::IndexHints;
 use super::migrations::{
     self, SELECT_EARLY_SCHEMA_VERSION, SELECT_SCHEMA_VERSION, SchemaVersions, first_tables,
@@ -79,6 +80,14 @@ pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreEr
             "an in-memory database is not supported, because each connection would get its own".to_owned(),
         ));
     }
+    let parameters = url.split_once('?').map_or("", |(_, parameters)| parameters);
+    for name in ["immutable", "vfs"] {
+        if parameters.split('&').any(|parameter| parameter.split('=').next() == Some(name)) {
+            return Err(StoreError::Url(format!(
+                "the parameter {name:?} is not supported, because all connections must use the same locks: remove it"
+            )));
+        }
+    }
     let options = SqliteConnectOptions::from_str(url).map_err(|_| StoreError::Url(EXPECTED.to_owned()))?;
     // SQLite would give each connection a temporary file of its own.
     if options.get_filename().as_os_str().is_empty() {
@@ -91,7 +100,10 @@ pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreEr
 pub struct Sqlite {
     writer: SqlitePool,
     readers: SqlitePool,
-    heads: HeadReader,
+    /// The connection of the batches of heads. A pool uses its connections in turn, and the caches of another thread are cold.
+    head_reader: SqlitePool,
+    /// The same without a thread.
+    recent_heads: Arc<HeadReader>,
     /// The connections of searches. Their threads have a low priority, because their statements keep a core busy.
     searches: SqlitePool,
     search: Option<Analyzer>,
@@ -104,6 +116,7 @@ pub struct Sqlite {
     pub(super) copy_turns: Mutex<()>,
     pub(super) hints: Arc<IndexHints>,
     pub(super) appends: AppendBatcher,
+    pub(super) heads: HeadBatcher,
 }
 
 impl Sqlite {
@@ -141,6 +154,7 @@ impl Sqlite {
         let writer = pool(1).connect_with(connect.clone()).await?;
         let writing = connect.clone();
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
+        let connect_reader = connect.clone();
         let readers =
             pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
         // As many as searches have threads. The thread of a connection inherits the priority of the thread that opens it.
@@ -151,19 +165,25 @@ impl Sqlite {
         let checkpoints = Checkpoints::start(writing);
         let hints = Arc::<IndexHints>::default();
         let appends = exchanges::batcher(&writer, &checkpoints, &hints, options.acquire_timeout);
+        let head_reader = pool(1).connect_lazy_with(connect_reader);
+        let disk_reserve = DiskReserve::of(&file);
+        let recent_heads = Arc::new(HeadReader::new(file));
+        let heads = heads::batcher(&recent_heads, &head_reader);
         Ok(Self {
             writer,
             readers,
+            head_reader,
+            recent_heads,
             searches,
             checkpoints,
             search: options.search,
-            disk_reserve: DiskReserve::of(&file),
-            heads: HeadReader::new(file),
+            disk_reserve,
             rebuilds: Rebuilds::default(),
             removal_turns: Mutex::new(()),
             copy_turns: Mutex::new(()),
             hints,
             appends,
+            heads,
         })
     }
 
@@ -236,7 +256,8 @@ impl Sqlite {
     }
 
     pub(super) fn connection_counts(&self) -> ConnectionCounts {
-        let pools = [&self.writer, &self.readers, &self.searches].map(ConnectionCounts::of);
+        let pools =
+            [&self.writer, &self.readers, &self.head_reader, &self.searches].map(ConnectionCounts::of);
         ConnectionCounts {
             open: pools.iter().map(|pool| pool.open).sum(),
             idle: pools.iter().map(|pool| pool.idle).sum(),
@@ -247,7 +268,8 @@ impl Sqlite {
     pub(super) async fn close(&self) {
         self.checkpoints.close().await;
         self.searches.close().await;
-        self.heads.close();
+        self.recent_heads.close();
+        self.head_reader.close().await;
         self.readers.close().await;
         self.writer.close().await;
     }
@@ -326,6 +348,8 @@ mod tests {
     use super::*;
     use crate::domain::id::{SessionId, TenantId};
     use crate::storage::SessionHead;
+    use crate::storage::heads::HeadRequest;
+    use heads::HeadError;
 
     mod plans;
 
@@ -352,9 +376,8 @@ mod tests {
         store.close().await;
     }
 
-    /// A connection that stays open would keep the log.
     #[tokio::test]
-    async fn head_is_the_same_if_its_connections_are_closed_or_cannot_be_opened() {
+    async fn head_is_the_same_with_and_without_a_thread() {
         const INSERT_SESSION: &str = "\
             INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens,
                 revision, lease_until, failures, retry_at, last_failure, created_at, updated_at, activity_hour, incarnation)
@@ -362,27 +385,29 @@ mod tests {
             INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at, incarnation)
             VALUES ('default', 'ada', 7, 'tea', 1, 1, 5000, randomblob(16))";
         let folder = tempfile::tempdir().expect("a folder");
-        let mut store = open(folder.path()).await;
+        let store = open(folder.path()).await;
         store.migrate(migrations::sqlite()).await.expect("migrated");
         sqlx::raw_sql(INSERT_SESSION).execute(&store.writer).await.expect("inserted");
         let (tenant, session) = (TenantId::default(), SessionId::new("demo".to_owned()).expect("an id"));
-        let now = now();
-        let read = async |store: &Sqlite| {
-            let head = store.session_head(&tenant, &session).await.expect("read").expect("a session");
-            format!("{:?}", SessionHead { now, ..head })
+        let request = |is_recent| HeadRequest { tenant: tenant.clone(), session: session.clone(), is_recent };
+        let head = store.heads.run(request(false)).await.expect("read").expect("a session");
+        let is_same = |read: Option<SessionHead>| {
+            read.is_some_and(|read| SessionHead { now: head.now, ..read } == head)
         };
-        let head = store.heads.read(&tenant, &session).expect("read").expect("a session");
-        let head = format!("{:?}", SessionHead { now, ..head });
-        assert_eq!(read(&store).await, head);
-        let used = store.heads.take().expect("a connection");
-        store.heads.close();
-        store.heads.give_back(used);
-        assert_eq!(read(&store).await, head);
-        store.heads = HeadReader::new(folder.path().to_owned());
-        assert!(store.heads.read(&tenant, &session).is_err());
-        assert_eq!(read(&store).await, head);
+        let none =
+            HeadRequest { session: SessionId::new("none".to_owned()).expect("an id"), ..request(true) };
+        let read = store.recent_heads.read(&[request(true), none]).expect("read");
+        assert_eq!(read.into_iter().map(is_same).collect::<Vec<_>>(), [true, false]);
+        let log = folder.path().join("precis.db-wal");
+        assert!(log.exists());
+        store.recent_heads.close();
+        assert!(matches!(store.recent_heads.read(&[request(true)]), Err(HeadError::Closed)));
+        assert!(is_same(store.heads.run(request(true)).await.expect("read")));
+        // A folder can't be opened as a file.
+        let folder = HeadReader::new(folder.path().to_owned());
+        assert!(matches!(folder.read(&[request(true)]), Err(HeadError::Sqlite(_))));
         store.close().await;
-        assert!(!folder.path().join("precis.db-wal").exists(), "a connection is open");
+        assert!(!log.exists(), "a connection is open");
     }
 
     #[tokio::test]

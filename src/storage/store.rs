@@ -7,6 +7,7 @@
 //! SQLite. Absence is `Ok(None)`. Times come from the clock of the store (the database server's, if there is one), so the clocks
 //! of replicas need not agree.
 
+use super::heads::HeadRequest;
 use super::index_hints::ExchangeTerms;
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
@@ -566,15 +567,30 @@ impl Store {
     }
 
     /// Returns the state of a session that decides whether a copy of its context is current, or `None` if the session does
-    /// not exist.
+    /// not exist. Sessions that are read at the same time share a statement.
     pub async fn session_head(
         &self,
         tenant: &TenantId,
         session: &SessionId,
     ) -> Result<Option<SessionHead>, StoreError> {
+        self.read_head(HeadRequest { tenant: tenant.clone(), session: session.clone(), is_recent: false })
+            .await
+    }
+
+    /// Does the same for a session that was used recently, and whose texts are small. On SQLite, that is faster.
+    pub async fn recent_session_head(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<Option<SessionHead>, StoreError> {
+        self.read_head(HeadRequest { tenant: tenant.clone(), session: session.clone(), is_recent: true })
+            .await
+    }
+
+    async fn read_head(&self, request: HeadRequest) -> Result<Option<SessionHead>, StoreError> {
         match self {
-            Self::Postgres(database) => database.session_head(tenant, session).await,
-            Self::Sqlite(database) => database.session_head(tenant, session).await,
+            Self::Postgres(database) => database.heads.run(request).await,
+            Self::Sqlite(database) => database.heads.run(request).await,
         }
     }
 }

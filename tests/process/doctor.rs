@@ -132,6 +132,7 @@ async fn broken_sqlite_files_are_found() {
         ("sqlite://", "\"sqlite://\" names no file"),
         ("sqlite:?cache=private", "names no file"),
         ("sqlite::memory:", "in-memory"),
+        ("sqlite://precis.db?mode=rwc&vfs=unix-none", "the parameter \"vfs\" is not supported"),
     ] {
         let precis = Precis::new().env("DATABASE_URL", url).set("server.bind", "127.0.0.1:0");
         assert_finds(precis, problem, text).await;

@@ -42,6 +42,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("load_context", 200),
     ("load_large_context", 200),
     ("session_head", 1),
+    ("recent_session_head", 1),
     ("context_messages", 3),
     ("messages", 50),
     ("messages, newest first", 50),
@@ -335,9 +336,11 @@ pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
             let stored = store.keyed_exchange(&calls.tenant, &calls.session, "k1").await.unwrap();
             stored.map_or(0, |(_, fingerprint)| fingerprint.len() / 16)
         }
-        "load_context" | "load_large_context" | "session_head" | "context_messages" => {
-            calls.context(what).await
-        }
+        "load_context"
+        | "load_large_context"
+        | "session_head"
+        | "recent_session_head"
+        | "context_messages" => calls.context(what).await,
         "messages" | "message_metadata" | "message_range" => calls.history(what).await,
         "session" | "session_owner" | "bind_session" | "sessions" | "set_metadata" => {
             calls.sessions(what).await
@@ -420,6 +423,10 @@ impl Calls<'_> {
         if what == "load_large_context" {
             let limit = TailLimit { messages: 200, bytes: 1 << 20 };
             return store.load_large_context(tenant, session, Some(user), limit).await.unwrap().tail.len();
+        }
+        if what == "recent_session_head" {
+            let head = store.recent_session_head(tenant, session).await.unwrap();
+            return usize::from(head.is_some_and(|head| head.memory.is_some()));
         }
         let Some(head) = store.session_head(tenant, session).await.unwrap() else { return 0 };
         if what == "session_head" {

@@ -1,103 +1,140 @@
 //! Reading the heads of sessions on SQLite.
 //!
-//! Each context of a cached session reads a head. The driver of the pools has a thread for each connection; waking it, and the request
-//! again, takes several times as long as the statement. So other connections, of a driver without threads, read heads on the thread of
-//! the request. A statement that reads never waits for a writer, and the session was used shortly before, so that its pages are
-//! usually in memory.
+//! Each context of a cached session reads a head. sqlx has a thread for each connection; waking it, and the task of the batch again, takes
+//! several times as long as the statement. So rusqlite, which runs a statement on the calling thread, reads the heads of recently used
+//! sessions, whose pages are usually in memory. A statement that reads never waits for a writer.
 
-use super::{READER_CACHE, Sqlite, now};
-use crate::domain::id::{SessionId, TenantId};
+use super::{READER_CACHE, now};
 use crate::domain::session::ConsolidationState;
+use crate::storage::heads::{self, HeadBatcher, HeadRequest, Heads};
+use crate::storage::statement::DbRow as _;
 use crate::storage::values::DbTime;
-use crate::storage::{MemoryVersion, SessionHead, StoreError, rows};
-use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row};
+use crate::storage::{MemoryVersion, SessionHead, rows};
+use rusqlite::{CachedStatement, Connection, OpenFlags, OptionalExtension as _, Row};
+use serde_json::{Value, json};
+use sqlx::SqlitePool;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-const SELECT_SESSION_HEAD: &str = "\
+/// Reads the heads of a JSON list of sessions.
+const READ_SESSION_HEADS: &str = "\
+    SELECT w.key AS place, s.incarnation, s.last_seq, s.tokens, s.cursor_seq, s.cursor_tokens, s.revision, s.lease_until,
+        s.failures, s.retry_at, s.last_failure, s.updated_at, d.incarnation AS memory_incarnation,
+        d.version AS memory_version
+    FROM json_each($1) AS w
+        CROSS JOIN sessions AS s ON s.tenant_id = w.value ->> 0 AND s.session_id = w.value ->> 1
+        LEFT JOIN memories AS d ON d.tenant_id = s.tenant_id AND d.user_id = s.user_id";
+
+/// Reads the head of one session.
+const READ_SESSION_HEAD: &str = "\
     SELECT s.incarnation, s.last_seq, s.tokens, s.cursor_seq, s.cursor_tokens, s.revision, s.lease_until, s.failures, s.retry_at,
-        s.last_failure, s.updated_at, d.incarnation AS memory_incarnation, d.version AS memory_version
+        s.last_failure, s.updated_at, d.incarnation, d.version
     FROM sessions AS s LEFT JOIN memories AS d ON d.tenant_id = s.tenant_id AND d.user_id = s.user_id
     WHERE s.tenant_id = $1 AND s.session_id = $2";
 
-/// The connections that read heads.
+/// Returns the batcher of a reader, and of a pool that reads what it can't.
+pub(super) fn batcher(reader: &Arc<HeadReader>, pool: &SqlitePool) -> HeadBatcher {
+    let (reader, pool) = (Arc::clone(reader), pool.clone());
+    heads::batcher(move |requests| Box::pin(read_heads(Arc::clone(&reader), pool.clone(), requests)))
+}
+
+/// Returns the head of each session, or `None` if it does not exist.
+async fn read_heads(reader: Arc<HeadReader>, pool: SqlitePool, requests: &[HeadRequest]) -> Heads {
+    if requests.iter().all(|request| request.is_recent) {
+        match reader.read(requests) {
+            Ok(heads) => return Ok(heads),
+            Err(error) => {
+                tracing::debug!(%error, "failed to read session heads; a connection of the pool reads them");
+            }
+        }
+    }
+    let sessions = requests.iter().map(|request| json!([request.tenant.as_str(), request.session.as_str()]));
+    let sessions = sessions.collect::<Value>().to_string();
+    let now = now();
+    let rows = sqlx::query(READ_SESSION_HEADS).bind(sessions).fetch_all(&pool).await?;
+    let mut heads = vec![None; requests.len()];
+    for row in &rows {
+        let place = usize::try_from(row.field::<i64>("place")?).unwrap_or(usize::MAX);
+        if let Some(head) = heads.get_mut(place) {
+            *head = Some(rows::session_head(row, now)?);
+        }
+    }
+    Ok(heads)
+}
+
+/// A connection that reads heads on the calling thread.
 #[derive(Debug)]
 pub(super) struct HeadReader {
     file: PathBuf,
-    /// The connections that are not in use, the last used one at the end; `None` after [`Self::close`]. There are as many as threads have
-    /// read a head at the same time.
-    idle: Mutex<Option<Vec<Connection>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The file may not exist yet.
+    Unused,
+    Open(Connection),
+    Closed,
+}
+
+/// The reason for which a connection of the pool must read heads.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HeadError {
+    #[error("the connection is closed")]
+    Closed,
+    /// Also if the statement would have to wait for a lock.
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
 }
 
 impl HeadReader {
     pub(super) fn new(file: PathBuf) -> Self {
-        Self { file, idle: Mutex::new(Some(Vec::new())) }
+        Self { file, state: Mutex::new(State::Unused) }
     }
 
-    /// Returns the head of a session, or `None` if it does not exist.
-    ///
-    /// # Errors
-    /// The statement failed, or would have to wait for a lock.
-    pub(super) fn read(
+    /// Returns the head of each session, or `None` if it does not exist.
+    pub(super) fn read(&self, requests: &[HeadRequest]) -> Result<Vec<Option<SessionHead>>, HeadError> {
+        self.with(|connection| {
+            let mut statement = connection.prepare_cached(READ_SESSION_HEAD)?;
+            requests.iter().map(|request| read_head(&mut statement, request)).collect()
+        })
+    }
+
+    pub(super) fn with<T>(
         &self,
-        tenant: &TenantId,
-        session: &SessionId,
-    ) -> rusqlite::Result<Option<SessionHead>> {
-        let connection = self.take()?;
-        let head = read_head(&connection, tenant, session)?;
-        self.give_back(connection);
-        Ok(head)
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, HeadError> {
+        let mut state = self.lock();
+        if matches!(*state, State::Unused) {
+            *state = State::Open(self.open()?);
+        }
+        let State::Open(connection) = &*state else { return Err(HeadError::Closed) };
+        Ok(work(connection)?)
     }
 
-    pub(super) fn take(&self) -> rusqlite::Result<Connection> {
-        if let Some(connection) = self.lock().as_mut().and_then(Vec::pop) {
-            return Ok(connection);
-        }
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    fn open(&self) -> rusqlite::Result<Connection> {
+        let flags =
+            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
         let connection = Connection::open_with_flags(&self.file, flags)?;
         connection.busy_timeout(Duration::ZERO)?;
         connection.pragma_update(None, "cache_size", READER_CACHE)?;
         Ok(connection)
     }
 
-    pub(super) fn give_back(&self, connection: Connection) {
-        if let Some(idle) = self.lock().as_mut() {
-            idle.push(connection);
-        }
-    }
-
-    /// Closes the connections, now or after their statement. Later reads use the pool.
+    /// Closes the connection. The pool reads from then on.
     pub(super) fn close(&self) {
-        self.lock().take();
+        *self.lock() = State::Closed;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<Connection>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Sqlite {
-    /// Returns the head of a session, or `None` if it does not exist.
-    pub(in crate::storage) async fn session_head(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-    ) -> Result<Option<SessionHead>, StoreError> {
-        if let Ok(head) = self.heads.read(tenant, session) {
-            return Ok(head);
-        }
-        // A connection of the pool waits for locks, and has the error otherwise.
-        let now = now();
-        let query = sqlx::query(SELECT_SESSION_HEAD).bind(tenant.as_str()).bind(session.as_str());
-        self.read(query).await?.map(|row| rows::session_head(&row, now)).transpose()
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn read_head(
-    connection: &Connection,
-    tenant: &TenantId,
-    session: &SessionId,
+    statement: &mut CachedStatement<'_>,
+    request: &HeadRequest,
 ) -> rusqlite::Result<Option<SessionHead>> {
     let now = now();
     let head = |row: &Row<'_>| {
@@ -137,6 +174,5 @@ fn read_head(
                 .map(|(incarnation, version)| MemoryVersion { incarnation, version }),
         })
     };
-    let mut statement = connection.prepare_cached(SELECT_SESSION_HEAD)?;
-    statement.query_row((tenant.as_str(), session.as_str()), head).optional()
+    statement.query_row((request.tenant.as_str(), request.session.as_str()), head).optional()
 }

@@ -60,7 +60,7 @@ impl Measured {
         sqlx::raw_sql(fill).execute(&writer).await.unwrap();
         let steps = Arc::new(AtomicU64::new(0));
         let mut connections = Vec::new();
-        for pool in [&store.readers, &store.searches, &store.writer] {
+        for pool in [&store.readers, &store.head_reader, &store.searches, &store.writer] {
             for _ in 0..pool.options().get_max_connections() {
                 connections.push(pool.acquire().await.unwrap());
             }
@@ -73,14 +73,12 @@ impl Measured {
             });
         }
         drop(connections);
-        let connection = store.heads.take().unwrap();
         let counted = Arc::clone(&steps);
         let count = move || {
             counted.fetch_add(1, Ordering::Relaxed);
             false
         };
-        connection.progress_handler(1, Some(count)).unwrap();
-        store.heads.give_back(connection);
+        store.recent_heads.with(|connection| connection.progress_handler(1, Some(count))).unwrap();
         Self { store: Store::Sqlite(store), writer, size, steps, _folder: folder }
     }
 
