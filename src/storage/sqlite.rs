@@ -403,6 +403,12 @@ mod tests {
         store.recent_heads.close();
         assert!(matches!(store.recent_heads.read(&[request(true)]), Err(HeadError::Closed)));
         assert!(is_same(store.heads.run(request(true)).await.expect("read")));
+        // Batches of recent sessions use no connection of a pool.
+        let other = open(folder.path()).await;
+        other.head_reader.close().await;
+        assert!(is_same(other.heads.run(request(true)).await.expect("read")));
+        assert!(other.heads.run(request(false)).await.is_err());
+        other.close().await;
         // A folder can't be opened as a file.
         let folder = HeadReader::new(folder.path().to_owned());
         assert!(matches!(folder.read(&[request(true)]), Err(HeadError::Sqlite(_))));
