@@ -5,7 +5,7 @@ use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use precis::domain::exchange::Exchange;
-use precis::storage::AppendRequest;
+use precis::storage::{AppendRequest, ConnectionCounts};
 use std::path::Path;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -45,12 +45,30 @@ async fn batches_on_postgres_stay_on_a_connection_and_return_it() {
 async fn connections_to_postgres_belong_to_the_runtime_of_the_store() {
     let backend = Backend::postgres().await;
     let demo = Conversation::on(&backend).await;
+    let counts_reach = |demo: Conversation, count: fn(ConnectionCounts) -> usize| async move {
+        let reached = async {
+            while count(demo.store.connection_counts()) < 8 {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), reached).await.expect("eight connections");
+    };
     let of_store = demo.clone();
     let open_connections = move || {
         let other = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        other.block_on(join_all((0..8).map(|_| of_store.store.index_state())));
+        other.block_on(async {
+            join_all((0..8).map(|_| of_store.store.index_state())).await;
+            // The driver returns a connection in a task of this runtime. If the runtime ended before, it would close the connection.
+            counts_reach(of_store.clone(), |counts| counts.idle).await;
+        });
     };
-    tokio::task::spawn_blocking(open_connections).await.expect("no panic");
+    // Without the lock, a statement can end before the next one needs a connection.
+    let mut sql = Sql::on(&backend).await;
+    sql.run("BEGIN; LOCK TABLE search_analyzer").await;
+    let opened = tokio::task::spawn_blocking(open_connections);
+    counts_reach(demo.clone(), |counts| counts.open).await;
+    sql.run("ROLLBACK").await;
+    opened.await.expect("no panic");
     let open = demo.store.connection_counts().open;
     assert!(open >= 6, "{open} connections are open");
     // Such exchanges share no connection, and are not repeated.
