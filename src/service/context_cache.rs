@@ -59,17 +59,20 @@ impl Weighter<Key, Arc<ContextSnapshot>> for ByMemory {
 }
 
 fn memory_of(snapshot: &ContextSnapshot) -> usize {
-    let text = |text: &str| text.len() + StoredParts::max_heap_bytes(text);
-    let session = snapshot.session.as_ref();
-    let session = session.map_or(0, |session| text(&session.summary.text) + session.metadata.len());
-    let document = snapshot.memory.as_ref().map_or(0, |memory| text(&memory.content));
-    size_of::<ContextSnapshot>() + size_of::<StoredParts>() + session + document + snapshot.tail.memory()
+    let summary = snapshot.session.iter().map(|session| &*session.summary.text);
+    let prepared = summary.chain(snapshot.memory.iter().map(|memory| &*memory.content));
+    size_of::<ContextSnapshot>()
+        + size_of::<StoredParts>()
+        + text_bytes(snapshot)
+        + prepared.map(StoredParts::max_heap_bytes).sum::<usize>()
+        + snapshot.tail.memory()
 }
 
-/// Returns the texts in the rows of the session and its memory document.
-fn stored_texts(snapshot: &ContextSnapshot) -> impl Iterator<Item = &str> {
-    let of_session = snapshot.session.iter().flat_map(|session| [&*session.summary.text, &*session.metadata]);
-    of_session.chain(snapshot.memory.iter().map(|memory| &*memory.content))
+/// Returns the size of the texts in the rows of the session and its memory document.
+fn text_bytes(snapshot: &ContextSnapshot) -> usize {
+    let session = snapshot.session.as_ref();
+    session.map_or(0, |session| session.summary.text.len() + session.metadata.len())
+        + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len())
 }
 
 impl ContextCache {
@@ -102,7 +105,7 @@ impl ContextCache {
         if let Some(copy) = self.snapshots.get(&key).filter(|copy| is_independent_of(user, copy)) {
             let head = async {
                 // SQLite reads the texts of a row to find the columns after them.
-                if blocking::is_large(stored_texts(&copy).map(str::len).sum()) {
+                if blocking::is_large(text_bytes(&copy)) {
                     store.session_head(tenant, session).await
                 } else {
                     store.recent_session_head(tenant, session).await

@@ -102,7 +102,7 @@ pub struct Sqlite {
     readers: SqlitePool,
     /// The connection of the batches of heads. A pool uses its connections in turn, and the caches of another thread are cold.
     head_reader: SqlitePool,
-    /// The same without a thread.
+    /// The connection that reads the heads of recently used sessions on the calling thread.
     recent_heads: Arc<HeadReader>,
     /// The connections of searches. Their threads have a low priority, because their statements keep a core busy.
     searches: SqlitePool,
@@ -166,8 +166,7 @@ impl Sqlite {
         let hints = Arc::<IndexHints>::default();
         let appends = exchanges::batcher(&writer, &checkpoints, &hints, options.acquire_timeout);
         let head_reader = pool(1).connect_lazy_with(connect_reader);
-        let disk_reserve = DiskReserve::of(&file);
-        let recent_heads = Arc::new(HeadReader::new(file));
+        let recent_heads = Arc::new(HeadReader::new(file.clone()));
         let heads = heads::batcher(&recent_heads, &head_reader);
         Ok(Self {
             writer,
@@ -177,7 +176,7 @@ impl Sqlite {
             searches,
             checkpoints,
             search: options.search,
-            disk_reserve,
+            disk_reserve: DiskReserve::of(&file),
             rebuilds: Rebuilds::default(),
             removal_turns: Mutex::new(()),
             copy_turns: Mutex::new(()),

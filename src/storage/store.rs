@@ -577,7 +577,7 @@ impl Store {
             .await
     }
 
-    /// Does the same for a session that was used recently, and whose texts are small. On SQLite, that is faster.
+    /// Does the same for a session that was used recently, and whose texts are small: SQLite then needs no other thread.
     pub async fn recent_session_head(
         &self,
         tenant: &TenantId,

@@ -16,24 +16,34 @@ use sqlx::SqlitePool;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use uuid::Uuid;
+
+/// Selects heads: their columns in the order in which [`read_head`] decodes them, then further columns.
+macro_rules! select_heads {
+    ($columns:literal, $sessions:literal) => {
+        concat!(
+            "SELECT s.incarnation, s.last_seq, s.tokens, s.cursor_seq, s.cursor_tokens, s.revision, s.lease_until, s.failures,
+                s.retry_at, s.last_failure, s.updated_at, d.incarnation AS memory_incarnation, d.version AS memory_version",
+            $columns,
+            " FROM ",
+            $sessions,
+            " LEFT JOIN memories AS d ON d.tenant_id = s.tenant_id AND d.user_id = s.user_id"
+        )
+    };
+}
 
 /// Reads the heads of a JSON list of sessions.
-const READ_SESSION_HEADS: &str = "\
-    SELECT w.key AS place, s.incarnation, s.last_seq, s.tokens, s.cursor_seq, s.cursor_tokens, s.revision, s.lease_until,
-        s.failures, s.retry_at, s.last_failure, s.updated_at, d.incarnation AS memory_incarnation,
-        d.version AS memory_version
-    FROM json_each($1) AS w
-        CROSS JOIN sessions AS s ON s.tenant_id = w.value ->> 0 AND s.session_id = w.value ->> 1
-        LEFT JOIN memories AS d ON d.tenant_id = s.tenant_id AND d.user_id = s.user_id";
+const READ_SESSION_HEADS: &str = select_heads!(
+    ", w.key AS place",
+    "json_each($1) AS w
+        CROSS JOIN sessions AS s ON s.tenant_id = w.value ->> 0 AND s.session_id = w.value ->> 1"
+);
 
 /// Reads the head of one session.
-const READ_SESSION_HEAD: &str = "\
-    SELECT s.incarnation, s.last_seq, s.tokens, s.cursor_seq, s.cursor_tokens, s.revision, s.lease_until, s.failures, s.retry_at,
-        s.last_failure, s.updated_at, d.incarnation, d.version
-    FROM sessions AS s LEFT JOIN memories AS d ON d.tenant_id = s.tenant_id AND d.user_id = s.user_id
-    WHERE s.tenant_id = $1 AND s.session_id = $2";
+const READ_SESSION_HEAD: &str =
+    concat!(select_heads!("", "sessions AS s"), " WHERE s.tenant_id = $1 AND s.session_id = $2");
 
-/// Returns the batcher of a reader, and of a pool that reads what it can't.
+/// Returns the batcher. `reader` reads the heads of recently used sessions, and `pool` those of others, and all of a batch if `reader` fails.
 pub(super) fn batcher(reader: &Arc<HeadReader>, pool: &SqlitePool) -> HeadBatcher {
     let (reader, pool) = (Arc::clone(reader), pool.clone());
     heads::batcher(move |requests| Box::pin(read_heads(Arc::clone(&reader), pool.clone(), requests)))
@@ -137,41 +147,27 @@ fn read_head(
     request: &HeadRequest,
 ) -> rusqlite::Result<Option<SessionHead>> {
     let now = now();
+    // By position: looking up the names of the columns takes as long as the statement.
     let head = |row: &Row<'_>| {
-        // By position: looking up the names takes as long as the statement.
-        let (
-            incarnation,
-            last_seq,
-            tokens,
-            cursor,
-            cursor_tokens,
-            revision,
-            lease,
-            failures,
-            retry,
-            last_failure,
-            updated,
-            document,
-            version,
-        ) = row.try_into()?;
-        let time = |time: DbTime| time.0;
+        let time =
+            |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<DbTime>>(column)?.map(|time| time.0));
+        let memory = row.get::<_, Option<Uuid>>(11)?.zip(row.get(12)?);
         Ok(SessionHead {
             now,
-            incarnation,
-            last_seq,
-            tokens,
-            cursor,
-            cursor_tokens,
-            revision,
+            incarnation: row.get(0)?,
+            last_seq: row.get(1)?,
+            tokens: row.get(2)?,
+            cursor: row.get(3)?,
+            cursor_tokens: row.get(4)?,
+            revision: row.get(5)?,
             consolidation: ConsolidationState {
-                lease_until: Option::map(lease, time),
-                failures,
-                retry_at: Option::map(retry, time),
-                last_failure,
+                lease_until: time(6)?,
+                failures: row.get(7)?,
+                retry_at: time(8)?,
+                last_failure: row.get(9)?,
             },
-            updated_at: time(updated),
-            memory: Option::zip(document, version)
-                .map(|(incarnation, version)| MemoryVersion { incarnation, version }),
+            updated_at: row.get::<_, DbTime>(10)?.0,
+            memory: memory.map(|(incarnation, version)| MemoryVersion { incarnation, version }),
         })
     };
     statement.query_row((request.tenant.as_str(), request.session.as_str()), head).optional()
