@@ -1,7 +1,8 @@
 //! The embedded store: one process and one file.
 //!
-//! One connection writes and several read. SQLite permits only one writer anyway; queueing for a single connection is fair
-//! and never fails with "database is locked". Write transactions start with `BEGIN IMMEDIATE`.
+//! One transaction writes at a time, and several connections read. SQLite permits only one writer anyway; queueing for the single
+//! connection of a pool is fair and never fails with "database is locked". While exchanges hold it, a thread with a connection of its own
+//! writes most of them. Write transactions start with `BEGIN IMMEDIATE`.
 
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
@@ -20,7 +21,7 @@ use sqlx::error::DatabaseError;
 use sqlx::migrate::Migrator;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteError, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
-    SqliteRow, SqliteSynchronous,
+    SqliteRow,
 };
 use sqlx::{ConnectOptions as _, Connection as _, Row as _, Transaction};
 use std::fs::{self, OpenOptions};
@@ -34,6 +35,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 use traces::Rebuilds;
+use write_thread::WriteThread;
 
 mod checkpoints;
 mod disk_reserve;
@@ -41,6 +43,7 @@ mod exchanges;
 mod heads;
 mod traces;
 mod transactions;
+mod write_thread;
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Sqlite, SqliteArguments>;
 
@@ -52,6 +55,16 @@ const READER_CACHE: &str = "-512";
 
 /// The page cache of a connection that searches. The inner pages of a table of a million entries fit into it.
 const SEARCH_CACHE: &str = "-4096";
+
+/// The settings of each connection that writes.
+const PRAGMAS: [(&str, &str); 5] = [
+    ("synchronous", "full"),
+    ("foreign_keys", "on"),
+    ("wal_autocheckpoint", checkpoints::MAX_LOG_PAGES),
+    ("temp_store", "memory"),
+    // Overwrites deleted content, so that erased data does not stay in the file.
+    ("secure_delete", "on"),
+];
 
 /// SQLite's code for a full disk.
 const FULL: u32 = 13;
@@ -99,6 +112,8 @@ pub(super) fn connect_options(url: &str) -> Result<SqliteConnectOptions, StoreEr
 #[derive(Debug)]
 pub struct Sqlite {
     writer: SqlitePool,
+    /// The thread of transactions of exchanges. It writes while its caller holds the connection of `writer`.
+    write_thread: Arc<WriteThread>,
     readers: SqlitePool,
     /// The connection of the batches of heads. A pool uses its connections in turn, and the caches of another thread are cold.
     head_reader: SqlitePool,
@@ -125,15 +140,11 @@ impl Sqlite {
     /// # Errors
     /// The URL is invalid, or the file can't be opened.
     pub async fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
-        let connect = connect_options(url)?
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(true)
-            .pragma("wal_autocheckpoint", checkpoints::MAX_LOG_PAGES)
-            .pragma("temp_store", "memory")
-            // Overwrites deleted content, so that erased data does not stay in the file.
-            .pragma("secure_delete", "on");
+        let connect = connect_options(url)?;
+        let is_read_only =
+            connect.to_url_lossy().query_pairs().any(|pair| pair == ("mode".into(), "ro".into()));
+        let connect = connect.create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
+        let connect = PRAGMAS.iter().fold(connect, |connect, (name, value)| connect.pragma(*name, *value));
         let pool = |connections| {
             SqlitePoolOptions::new()
                 .max_connections(connections)
@@ -164,12 +175,17 @@ impl Sqlite {
         let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
         let checkpoints = Checkpoints::start(writing);
         let hints = Arc::<IndexHints>::default();
-        let appends = exchanges::batcher(&writer, &checkpoints, &hints, options.acquire_timeout);
+        let write_thread =
+            if is_read_only { WriteThread::default() } else { WriteThread::start(file.clone()) };
+        let write_thread = Arc::new(write_thread);
+        let turns = exchanges::Writers { pool: writer.clone(), thread: Arc::clone(&write_thread) };
+        let appends = exchanges::batcher(turns, &checkpoints, &hints, options.acquire_timeout);
         let head_reader = pool(1).connect_lazy_with(connect_reader);
         let recent_heads = Arc::new(HeadReader::new(file.clone()));
         let heads = heads::batcher(&recent_heads, &head_reader);
         Ok(Self {
             writer,
+            write_thread,
             readers,
             head_reader,
             recent_heads,
@@ -271,6 +287,7 @@ impl Sqlite {
         self.head_reader.close().await;
         self.readers.close().await;
         self.writer.close().await;
+        self.write_thread.close().await;
     }
 
     pub(super) async fn read(&self, query: Query<'_>) -> Result<Option<SqliteRow>, sqlx::Error> {
@@ -345,10 +362,17 @@ fn micros(time: OffsetDateTime) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::id::{SessionId, TenantId};
-    use crate::storage::SessionHead;
+    use crate::domain::exchange::{Exchange, IdempotencyKey};
+    use crate::domain::id::{SessionId, TenantId, UserId};
+    use crate::domain::message::{Message, Role};
     use crate::storage::heads::HeadRequest;
+    use crate::storage::index_hints::ExchangeTerms;
+    use crate::storage::{AppendOutcome, AppendRequest, SessionHead};
     use heads::HeadError;
+    use serde_json::json;
+    use sqlx::AssertSqlSafe;
+    use std::time::Instant;
+    use write_thread::WriteError;
 
     mod plans;
 
@@ -413,6 +437,139 @@ mod tests {
         assert!(matches!(folder.read(&[request(true)]), Err(HeadError::Sqlite(_))));
         store.close().await;
         assert!(!log.exists(), "a connection is open");
+    }
+
+    #[tokio::test]
+    async fn exchanges_are_the_same_with_and_without_the_thread() {
+        const SELECT_STORED: &str = "\
+            SELECT total_changes() AS changes, (SELECT json_group_array(json_array(session_id, seq, role, tokens, message)) FROM messages)
+                || (SELECT json_group_array(json_array(session_id, last_seq, tokens, stored_bytes, user_id, metadata)) FROM sessions)
+                || (SELECT json_group_array(json_array(session_id, key, hex(fingerprint), first_seq, last_seq)) FROM idempotency_keys)
+                || (SELECT json_group_array(json_array(messages, bytes, json_extract(entries, '$[0][0]', '$[0][4]'))) FROM search_recent)
+                AS stored";
+        let mut stored = Vec::new();
+        for with_thread in [true, false] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let store = open(folder.path()).await;
+            store.migrate(migrations::sqlite()).await.expect("migrated");
+            sqlx::query("INSERT INTO search_analyzer (id, version) VALUES (1, $1)")
+                .bind(Analyzer::default().version())
+                .execute(&store.writer)
+                .await
+                .expect("an analyzer");
+            if !with_thread {
+                store.write_thread.close().await;
+            }
+            let writers =
+                exchanges::Writers { pool: store.writer.clone(), thread: Arc::clone(&store.write_thread) };
+            let read = async || {
+                let row = sqlx::query(SELECT_STORED).fetch_one(&store.writer).await.expect("read");
+                (row.get::<i64, _>("changes"), row.get::<String, _>("stored"))
+            };
+            let append = async |requests: &[(&str, Option<&str>, Option<&str>)]| {
+                let requests: Vec<_> =
+                    requests.iter().map(|(session, user, key)| exchange(session, *user, *key)).collect();
+                let outcomes = exchanges::append_all(&writers, &store.hints, &requests).await;
+                let outcome = |outcome| match outcome {
+                    Some(AppendOutcome::Appended(stored)) => {
+                        Some((stored.first_seq, stored.last_seq, stored.replayed))
+                    }
+                    Some(AppendOutcome::UserMismatch) => None,
+                    other => panic!("{other:?}"),
+                };
+                outcomes.expect("appended").into_iter().map(outcome).collect::<Vec<_>>()
+            };
+            let (before, _) = read().await;
+            let new = [("a", Some("ada"), None), ("b", None, Some("one")), ("c", None, None)];
+            assert_eq!(append(&new).await, [Some((1, 2, false)); 3]);
+            let more =
+                [("a", Some("bob"), None), ("b", None, Some("two")), ("c", None, None), ("c", None, None)];
+            assert_eq!(
+                append(&more).await,
+                [None, Some((3, 4, false)), Some((3, 4, false)), Some((5, 6, false))]
+            );
+            assert_eq!(before == read().await.0, with_thread, "the connection of the pool has written");
+            let known = [("b", None, Some("one")), ("d", None, None)];
+            assert_eq!(append(&known).await, [Some((1, 2, true)), Some((1, 2, false))]);
+            stored.push(read().await.1);
+            store.close().await;
+        }
+        assert_eq!(stored.first(), stored.last());
+        assert!(stored.iter().all(|stored| stored.contains("ruser hello")), "{stored:?}");
+    }
+
+    /// Returns a request with two messages and their terms.
+    fn exchange(session: &str, user: Option<&str>, key: Option<&str>) -> AppendRequest {
+        let exchange = Exchange {
+            messages: vec![(Message::text(Role::User, "hello; $1\0"), 3); 2],
+            user_id: user.map(|user| UserId::new(user.to_owned()).expect("an id")),
+            metadata: Some(json!({"session": session}).to_string()),
+            ..Exchange::default()
+        };
+        let key = key.map(|key| IdempotencyKey { key: key.to_owned(), fingerprint: vec![7] });
+        let session = SessionId::new(session.to_owned()).expect("an id");
+        let terms = ExchangeTerms {
+            analyzer: Analyzer::default(),
+            of_messages: vec!["ruser hello".to_owned(), "ruser 1".to_owned()],
+        };
+        let request = AppendRequest::new(&TenantId::default(), &session, exchange, key);
+        AppendRequest { terms: Some(terms), ..request }
+    }
+
+    #[tokio::test]
+    async fn thread_writes_whole_transactions_or_nothing_and_does_not_wait() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = open(folder.path()).await;
+        store.migrate(migrations::sqlite()).await.expect("migrated");
+        let insert_and = |result: fn() -> rusqlite::Result<Option<()>>| {
+            store.write_thread.write(move |transaction| {
+                transaction.execute("INSERT INTO worker_leases (worker) VALUES ('test')", ())?;
+                result()
+            })
+        };
+        let count = async || {
+            let leases =
+                sqlx::query_scalar::<_, i64>("SELECT count(*) FROM worker_leases WHERE worker = 'test'");
+            leases.fetch_one(&store.writer).await.expect("read")
+        };
+        assert!(matches!(insert_and(|| Ok(None)).await, Ok(None)));
+        assert_eq!(count().await, 0);
+        let failed = insert_and(|| Err(rusqlite::Error::InvalidQuery)).await;
+        assert!(matches!(failed, Err(WriteError::Sqlite(rusqlite::Error::InvalidQuery))));
+        assert_eq!(count().await, 0);
+        assert!(matches!(
+            insert_and(|| panic!("a failed test of a panic")).await,
+            Err(WriteError::NoConnection)
+        ));
+        assert_eq!(count().await, 0);
+        let other = store.begin_write().await.expect("begun");
+        let begun = Instant::now();
+        assert!(matches!(insert_and(|| Ok(Some(()))).await, Err(WriteError::Sqlite(_))));
+        assert!(begun.elapsed() < BUSY_TIMEOUT);
+        other.rollback().await.expect("rolled back");
+        assert_eq!(count().await, 0);
+        assert!(matches!(insert_and(|| Ok(Some(()))).await, Ok(Some(()))));
+        assert_eq!(count().await, 1);
+        store.close().await;
+        assert!(matches!(insert_and(|| Ok(Some(()))).await, Err(WriteError::NoConnection)));
+        assert!(!folder.path().join("precis.db-wal").exists(), "a connection is open");
+    }
+
+    #[tokio::test]
+    async fn connections_that_write_have_the_same_settings() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = open(folder.path()).await;
+        // Numbers of the settings as SQLite documents them.
+        for ((name, value), expected) in PRAGMAS.iter().zip([2, 1, 8000, 2, 1]) {
+            let of_thread = store.write_thread.write(|transaction| {
+                transaction.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).map(Some)
+            });
+            assert_eq!(of_thread.await.expect("read"), Some(expected), "{name} = {value}");
+            let of_pool = sqlx::query_scalar(AssertSqlSafe(format!("PRAGMA {name}")));
+            let of_pool: i64 = of_pool.fetch_one(&store.writer).await.expect("read");
+            assert_eq!(of_pool, expected, "{name} = {value}");
+        }
+        store.close().await;
     }
 
     #[tokio::test]

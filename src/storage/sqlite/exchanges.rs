@@ -1,9 +1,10 @@
 //! Appending exchanges on SQLite.
 //!
-//! The statements are set-based: a batch takes as many statements as one exchange, and their parameters are JSON lists. They are
-//! sent to the connection as one text, because the connection has a thread of its own, and each text costs two switches.
+//! The statements are set-based: a batch takes as many statements as one exchange, and their parameters are JSON lists. A thread of its
+//! own runs the transaction of most batches ([`super::write_thread`]), and a connection of the pool those of others.
 
 use super::checkpoints::Checkpoints;
+use super::write_thread::WriteThread;
 use super::{micros, now};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::exchange::PersistedExchange;
@@ -15,9 +16,9 @@ use crate::storage::rows::tool_columns;
 use crate::storage::statement::DbRow as _;
 use crate::storage::values::{DbTime, to_i64, user_from_column};
 use crate::storage::{AppendOutcome, AppendRequest, StoreError};
+use rusqlite::{ToSql, Transaction};
 use serde::{Deserialize, Serialize};
-use sqlx::sqlite::SqliteRow;
-use sqlx::{SqliteConnection, SqlitePool};
+use sqlx::{Connection as _, SqliteConnection, SqlitePool};
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -56,65 +57,56 @@ macro_rules! from_groups {
 /// The hour and the user of an existing session change in a statement of their own, because an update that names these columns
 /// replaces the entries of two indexes even if the values stay the same. A session that gets its user also gets another
 /// incarnation, so that copies of the session without the user become invalid.
-macro_rules! append_groups {
-    () => {
-        concat!(
-            "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, stored_bytes, created_at,
-                updated_at, activity_hour, incarnation, indexed_seq)
-            SELECT g.value ->> 'tenant', g.value ->> 'session',
-                coalesce(g.value ->> 'user', nullif(old.user_id, ''), g.value ->> 'default_user', ''),
-                coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens',
-                g.value ->> 'bytes', $2, $2,
-                $2 / 3600000000, randomblob(16),
-                iif(EXISTS (SELECT 1 FROM search_analyzer WHERE version = $3 AND rebuild_tenant IS NULL), NULL, 0)
-            FROM jsonb_each($1) AS g
-                LEFT JOIN sessions AS old
-                    ON old.tenant_id = g.value ->> 'tenant' AND old.session_id = g.value ->> 'session'
-            WHERE true
-            ON CONFLICT (tenant_id, session_id) DO UPDATE SET
-                last_seq = s.last_seq + excluded.last_seq,
-                tokens = s.tokens + excluded.tokens,
-                stored_bytes = s.stored_bytes + excluded.stored_bytes,
-                metadata = excluded.metadata,
-                created_at = iif(s.last_seq = 0, excluded.created_at, s.created_at),
-                updated_at = max(excluded.updated_at, s.updated_at),
-                indexed_seq = coalesce(s.indexed_seq, iif(excluded.indexed_seq IS NULL, NULL, s.last_seq))
-            WHERE s.user_id IN ('', excluded.user_id);
+pub(super) const APPEND_GROUPS: &str = concat!(
+    "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, stored_bytes, created_at,
+        updated_at, activity_hour, incarnation, indexed_seq)
+    SELECT g.value ->> 'tenant', g.value ->> 'session',
+        coalesce(g.value ->> 'user', nullif(old.user_id, ''), g.value ->> 'default_user', ''),
+        coalesce(g.value ->> 'metadata', old.metadata, '{}'), g.value ->> 'count', g.value ->> 'tokens',
+        g.value ->> 'bytes', $2, $2,
+        $2 / 3600000000, randomblob(16),
+        iif(EXISTS (SELECT 1 FROM search_analyzer WHERE version = $3 AND rebuild_tenant IS NULL), NULL, 0)
+    FROM jsonb_each($1) AS g
+        LEFT JOIN sessions AS old
+            ON old.tenant_id = g.value ->> 'tenant' AND old.session_id = g.value ->> 'session'
+    WHERE true
+    ON CONFLICT (tenant_id, session_id) DO UPDATE SET
+        last_seq = s.last_seq + excluded.last_seq,
+        tokens = s.tokens + excluded.tokens,
+        stored_bytes = s.stored_bytes + excluded.stored_bytes,
+        metadata = excluded.metadata,
+        created_at = iif(s.last_seq = 0, excluded.created_at, s.created_at),
+        updated_at = max(excluded.updated_at, s.updated_at),
+        indexed_seq = coalesce(s.indexed_seq, iif(excluded.indexed_seq IS NULL, NULL, s.last_seq))
+    WHERE s.user_id IN ('', excluded.user_id);
 
-            UPDATE sessions SET activity_hour = updated_at / 3600000000,
-                incarnation = iif(user_id = '', randomblob(16), incarnation),
-                user_id = iif(user_id = '', (
-                    SELECT coalesce(g.value ->> 'user', g.value ->> 'default_user', '') FROM jsonb_each($1) AS g
-                    WHERE g.value ->> 'tenant' = tenant_id AND g.value ->> 'session' = session_id
-                ), user_id)
-            WHERE rowid IN (SELECT s.rowid ",
-            from_groups!(),
-            " WHERE s.activity_hour <> s.updated_at / 3600000000
-                OR (s.user_id = '' AND coalesce(g.value ->> 'user', g.value ->> 'default_user') IS NOT NULL));
+    UPDATE sessions SET activity_hour = updated_at / 3600000000,
+        incarnation = iif(user_id = '', randomblob(16), incarnation),
+        user_id = iif(user_id = '', (
+            SELECT coalesce(g.value ->> 'user', g.value ->> 'default_user', '') FROM jsonb_each($1) AS g
+            WHERE g.value ->> 'tenant' = tenant_id AND g.value ->> 'session' = session_id
+        ), user_id)
+    WHERE rowid IN (SELECT s.rowid ",
+    from_groups!(),
+    " WHERE s.activity_hour <> s.updated_at / 3600000000
+        OR (s.user_id = '' AND coalesce(g.value ->> 'user', g.value ->> 'default_user') IS NOT NULL));
 
-            INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
-            SELECT s.tenant_id, s.session_id, s.last_seq - (m.value ->> 'from_end'), m.value ->> 'role',
-                m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
-                coalesce(m.value ->> 'created_at', s.updated_at) ",
-            from_groups!("$5"),
-            " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
+    INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, created_at)
+    SELECT s.tenant_id, s.session_id, s.last_seq - (m.value ->> 'from_end'), m.value ->> 'role',
+        m.value ->> 'tool_call_ids', m.value ->> 'tool_result_of', m.value ->> 'tokens', m.value ->> 'json',
+        coalesce(m.value ->> 'created_at', s.updated_at) ",
+    from_groups!("$5"),
+    " CROSS JOIN jsonb_each(g.value, '$.messages') AS m;
 
-            INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
-            SELECT s.tenant_id, $3, sum(g.value ->> 'count'), sum(octet_length(g.value ->> 'terms')),
-                json_group_array(json_array(s.session_id, s.user_id, s.last_seq, s.updated_at, g.value ->> 'terms')) ",
-            from_groups!("$4"),
-            " WHERE s.indexed_seq IS NULL GROUP BY s.tenant_id;
+    INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
+    SELECT s.tenant_id, $3, sum(g.value ->> 'count'), sum(octet_length(g.value ->> 'terms')),
+        json_group_array(json_array(s.session_id, s.user_id, s.last_seq, s.updated_at, g.value ->> 'terms')) ",
+    from_groups!("$4"),
+    " WHERE s.indexed_seq IS NULL GROUP BY s.tenant_id;
 
-            SELECT json_group_array(json_array(g.key, s.last_seq, s.updated_at, hex(s.incarnation), s.user_id)) AS appended ",
-            from_groups!()
-        )
-    };
-}
-
-pub(super) const APPEND_GROUPS: &str = append_groups!();
-
-/// Appends groups in a transaction of their own. One text is one switch to the thread of the connection and back, instead of three.
-const APPEND_IN_OWN_TRANSACTION: &str = concat!("BEGIN IMMEDIATE; ", append_groups!(), "; COMMIT");
+    SELECT json_group_array(json_array(g.key, s.last_seq, s.updated_at, hex(s.incarnation), s.user_id)) AS appended ",
+    from_groups!()
+);
 
 /// Adds the idempotency keys of groups that were appended, and deletes expired keys of their sessions, so that these need no
 /// background job. `$1` is a list of [`Group`]s; keys stored before `$2` are expired.
@@ -269,13 +261,6 @@ impl<'r> GroupMessages<'r> {
     }
 }
 
-/// Returns the [`Group`]s and the [`GroupMessages`] as parameters of [`APPEND_GROUPS`].
-fn encode_groups(requests: &[AppendRequest], groups: &[SessionGroup<'_>]) -> (String, String) {
-    let rows: Vec<_> = groups.iter().map(|group| Group::new(requests, group)).collect();
-    let messages: Vec<_> = groups.iter().map(|group| GroupMessages::new(requests, group)).collect();
-    (encode(&rows), encode(&messages))
-}
-
 /// Returns the analyzer and the [`GroupTerms`] of groups as parameters of [`APPEND_GROUPS`].
 fn terms_of<'r>(requests: &'r [AppendRequest], groups: &[SessionGroup<'r>]) -> (Option<String>, String) {
     let Some(BatchTerms { analyzer, of_groups }) = BatchTerms::new(requests, groups) else {
@@ -321,22 +306,31 @@ fn messages<'r>(
     })
 }
 
-/// Returns the batcher of the connection that writes.
+/// The connections that append exchanges.
+#[derive(Clone)]
+pub(super) struct Writers {
+    /// The connection of all transactions that write. They queue for it.
+    pub(super) pool: SqlitePool,
+    /// Writes while the connection of the pool is held, so it never waits for another transaction.
+    pub(super) thread: Arc<WriteThread>,
+}
+
+/// Returns the batcher of the connections.
 pub(super) fn batcher(
-    writer: &SqlitePool,
+    writers: Writers,
     checkpoints: &Arc<Checkpoints>,
     hints: &Arc<IndexHints>,
     acquire_timeout: Duration,
 ) -> AppendBatcher {
-    let (batch_writer, single_writer) = (writer.clone(), writer.clone());
+    let (batch_writers, single_writers) = (writers.clone(), writers);
     let large = Arc::new(Semaphore::new(MAX_WAITING_LARGE));
     let checkpoints = Arc::clone(checkpoints);
     let (batch_hints, single_hints) = (Arc::clone(hints), Arc::clone(hints));
     let append_batch = move |requests: Vec<AppendRequest>| {
-        let (writer, checkpoints) = (batch_writer.clone(), Arc::clone(&checkpoints));
+        let (writers, checkpoints) = (batch_writers.clone(), Arc::clone(&checkpoints));
         let hints = Arc::clone(&batch_hints);
         async move {
-            let appended = append_all(&writer, &hints, &requests).await;
+            let appended = append_all(&writers, &hints, &requests).await;
             checkpoints.count(requests.len());
             let results: Vec<_> = match appended {
                 Ok(outcomes) => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
@@ -354,7 +348,7 @@ pub(super) fn batcher(
         }
     };
     let append_alone = move |request: AppendRequest| {
-        let (writer, hints) = (single_writer.clone(), Arc::clone(&single_hints));
+        let (writers, hints) = (single_writers.clone(), Arc::clone(&single_hints));
         let large = Arc::clone(&large);
         async move {
             let _permit = if append::is_large(&request) {
@@ -363,32 +357,33 @@ pub(super) fn batcher(
             } else {
                 None
             };
-            append_one(&writer, &hints, &request).await
+            append_one(&writers, &hints, &request).await
         }
     };
     Batcher::new(append::MAX_BATCH, append_batch, append_alone)
 }
 
 async fn append_one(
-    writer: &SqlitePool,
+    writers: &Writers,
     hints: &IndexHints,
     request: &AppendRequest,
 ) -> Result<AppendOutcome, StoreError> {
-    let outcomes = append_all(writer, hints, std::slice::from_ref(request)).await?;
+    let outcomes = append_all(writers, hints, std::slice::from_ref(request)).await?;
     outcomes.into_iter().next().flatten().ok_or(StoreError::BatchFailed)
 }
 
 /// Appends the exchanges in one transaction, which is one write to the disk. Each of them has an outcome then.
-async fn append_all(
-    writer: &SqlitePool,
+pub(super) async fn append_all(
+    writers: &Writers,
     hints: &IndexHints,
     requests: &[AppendRequest],
 ) -> Result<Vec<Option<AppendOutcome>>, StoreError> {
     let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
-    if append_at_once(writer, hints, requests, &mut outcomes).await? {
+    let mut connection = writers.pool.acquire().await?;
+    if append_at_once(&writers.thread, hints, requests, &mut outcomes).await? {
         return Ok(outcomes);
     }
-    let mut transaction = writer.begin_with("BEGIN IMMEDIATE").await?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
     loop {
         let mut bytes = 0;
         let open = requests.iter().zip(&outcomes).enumerate();
@@ -413,16 +408,17 @@ async fn append_all(
     }
 }
 
-/// Appends the exchanges with one text of statements. Returns `false` if they need several: because of their keys, the history that they
-/// expect, their size, or because some of them must follow others.
+/// Appends the exchanges in one transaction of the thread. Returns `false`, and has appended nothing, if they need several statements:
+/// because of known keys, the history that they expect, their size, or because some of them must follow others. Also after an error, so that
+/// the connection of the pool waits for other processes, and reports errors in its own way.
 async fn append_at_once(
-    writer: &SqlitePool,
+    thread: &WriteThread,
     hints: &IndexHints,
     requests: &[AppendRequest],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<bool, StoreError> {
-    let is_plain = |request: &AppendRequest| request.key.is_none() && !append::expects_history(request);
-    if !requests.iter().all(is_plain) || requests.iter().map(append::message_bytes).sum::<usize>() > MAX_BYTES
+    if requests.iter().any(append::expects_history)
+        || requests.iter().map(append::message_bytes).sum::<usize>() > MAX_BYTES
     {
         return Ok(false);
     }
@@ -433,19 +429,18 @@ async fn append_at_once(
     if grouped < requests.len() || !is_batched {
         return Ok(false);
     }
-    let mut connection = writer.acquire().await?;
-    let (rows, messages) = encode_groups(requests, &groups);
-    let (analyzer, terms) = terms_of(requests, &groups);
-    let is_indexed = analyzer.is_some();
-    let query = sqlx::query(APPEND_IN_OWN_TRANSACTION).bind(rows).bind(micros(now()));
-    let query = query.bind(analyzer).bind(terms).bind(messages);
-    let appended = query.fetch_all(&mut *connection).await;
-    if appended.is_err() {
-        // Fails if SQLite has ended the transaction by itself.
-        let _ = sqlx::query("ROLLBACK").execute(&mut *connection).await;
-    }
+    let parameters = Parameters::new(requests, &groups);
+    let is_indexed = parameters.analyzer.is_some();
+    let appended = match thread.write(move |transaction| parameters.append(transaction)).await {
+        Ok(Some(appended)) => appended,
+        Ok(None) => return Ok(false),
+        Err(error) => {
+            tracing::debug!(%error, "failed to append a batch of exchanges; the connection of the pool appends it");
+            return Ok(false);
+        }
+    };
     // The exchanges are stored, so they must not be appended again if their results are invalid.
-    let appended = appended_groups(&appended?, &groups).map_err(|error| {
+    let appended = appended_groups(&appended, &groups).map_err(|error| {
         tracing::error!(error = %ErrorChain(&error), "failed to read the results of stored exchanges");
         StoreError::BatchFailed
     })?;
@@ -458,14 +453,91 @@ async fn append_at_once(
     Ok(true)
 }
 
-/// Returns the result of [`APPEND_GROUPS`] for each group, or `None` if it was not appended.
+/// The parameters of the statements that append groups of exchanges.
+struct Parameters {
+    groups: String,
+    now: OffsetDateTime,
+    analyzer: Option<String>,
+    terms: String,
+    messages: String,
+    /// The parameter of [`SELECT_IDEMPOTENCY_KEYS`], if the exchanges have keys.
+    keys: Option<String>,
+}
+
+impl Parameters {
+    fn new(requests: &[AppendRequest], groups: &[SessionGroup<'_>]) -> Self {
+        let keys = request_keys(requests, groups);
+        let (analyzer, terms) = terms_of(requests, groups);
+        Self {
+            groups: encode(&groups.iter().map(|group| Group::new(requests, group)).collect::<Vec<_>>()),
+            now: now(),
+            analyzer,
+            terms,
+            messages: encode(
+                &groups.iter().map(|group| GroupMessages::new(requests, group)).collect::<Vec<_>>(),
+            ),
+            keys: (!keys.is_empty()).then(|| encode(&keys)),
+        }
+    }
+
+    /// Appends the groups and returns the result of [`APPEND_GROUPS`], or `None` if a key is known.
+    fn append(&self, transaction: &Transaction<'_>) -> rusqlite::Result<Option<String>> {
+        if let Some(keys) = &self.keys
+            && transaction.prepare_cached(SELECT_IDEMPOTENCY_KEYS)?.exists([keys])?
+        {
+            return Ok(None);
+        }
+        let now = micros(self.now);
+        let appended = run_statements(
+            transaction,
+            APPEND_GROUPS,
+            &[&self.groups, &now, &self.analyzer, &self.terms, &self.messages],
+        )?;
+        if self.keys.is_some() {
+            run_statements(transaction, APPEND_KEYS, &[&self.groups, &self.expired_before()])?;
+        }
+        Ok(appended)
+    }
+
+    /// Returns the time before which stored keys are expired.
+    fn expired_before(&self) -> i64 {
+        micros(self.now - KEY_RETENTION)
+    }
+}
+
+/// Runs a text of several statements, of which each uses some of the parameters. Returns the value that the last one selects.
+fn run_statements(
+    transaction: &Transaction<'_>,
+    statements: &str,
+    parameters: &[&dyn ToSql],
+) -> rusqlite::Result<Option<String>> {
+    let mut selected = None;
+    for text in statements.split(';') {
+        let mut statement = transaction.prepare_cached(text)?;
+        for index in 1..=statement.parameter_count() {
+            // SQLite numbers the parameters of a statement in the order in which they occur.
+            let name = statement.parameter_name(index).unwrap_or_default();
+            let number = name.get(1..).and_then(|number| number.parse::<usize>().ok());
+            let parameter = number.and_then(|number| parameters.get(number.checked_sub(1)?));
+            let missing = || rusqlite::Error::InvalidParameterName(name.to_owned());
+            let parameter = *parameter.ok_or_else(missing)?;
+            statement.raw_bind_parameter(index, parameter)?;
+        }
+        selected = match statement.column_count() {
+            0 => statement.raw_execute().map(|_| None)?,
+            _ => statement.raw_query().next()?.map(|row| row.get(0)).transpose()?,
+        };
+    }
+    Ok(selected)
+}
+
+/// Decodes the result of [`APPEND_GROUPS`] for each group: `None` if it was not appended.
 fn appended_groups(
-    rows: &[SqliteRow],
+    appended: &str,
     groups: &[SessionGroup<'_>],
 ) -> Result<Vec<Option<PersistedExchange>>, StoreError> {
-    let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
     let appended: Vec<AppendedGroup> =
-        serde_json::from_str(row.field("appended")?).map_err(StoreError::corrupt("the appended groups"))?;
+        serde_json::from_str(appended).map_err(StoreError::corrupt("the appended groups"))?;
     let mut of_groups = vec![None; groups.len()];
     for AppendedGroup(place, last_seq, updated_at, incarnation, user_id) in appended {
         let incarnation = Uuid::try_parse(&incarnation).map_err(StoreError::corrupt("an incarnation"))?;
@@ -503,27 +575,27 @@ async fn append_groups(
     groups: &[SessionGroup<'_>],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<(), StoreError> {
-    let keys = request_keys(requests, groups);
-    if !keys.is_empty() && replay_known_keys(transaction, &keys, requests, outcomes).await? {
+    let parameters = Parameters::new(requests, groups);
+    if let Some(keys) = &parameters.keys
+        && replay_known_keys(transaction, keys, requests, outcomes).await?
+    {
         return Ok(());
     }
-    let (rows, messages) = encode_groups(requests, groups);
-    let now = now();
-    let (analyzer, terms) = terms_of(requests, groups);
-    if analyzer.is_some() {
+    if parameters.analyzer.is_some() {
         hints.note_batch(requests, groups);
     }
-    let appended = sqlx::query(APPEND_GROUPS).bind(&*rows).bind(micros(now)).bind(analyzer).bind(terms);
-    let appended = appended.bind(messages);
-    let of_groups = appended_groups(&appended.fetch_all(&mut *transaction).await?, groups)?;
+    let Parameters { groups: rows, analyzer, terms, messages, .. } = &parameters;
+    let append = sqlx::query(APPEND_GROUPS).bind(rows).bind(micros(parameters.now)).bind(analyzer);
+    let appended = append.bind(terms).bind(messages).fetch_all(&mut *transaction).await?;
+    let appended = appended.last().ok_or(sqlx::Error::RowNotFound)?.field("appended")?;
+    let of_groups = appended_groups(appended, groups)?;
     for (group, appended) in groups.iter().zip(&of_groups) {
         if let Some(appended) = appended {
             insert_separate_messages(transaction, requests, group, appended).await?;
         }
     }
-    if !keys.is_empty() {
-        let query = sqlx::query(APPEND_KEYS).bind(rows).bind(micros(now - KEY_RETENTION));
-        query.execute(transaction).await?;
+    if parameters.keys.is_some() {
+        sqlx::query(APPEND_KEYS).bind(rows).bind(parameters.expired_before()).execute(transaction).await?;
     }
     for (group, appended) in groups.iter().zip(of_groups) {
         group.fill_outcomes(requests, appended.as_ref(), outcomes);
@@ -569,11 +641,11 @@ async fn insert_separate_messages(
 /// Fills in the outcomes of exchanges whose key is known. Returns `true` if there are any.
 async fn replay_known_keys(
     transaction: &mut SqliteConnection,
-    keys: &[RequestKey<'_>],
+    keys: &str,
     requests: &[AppendRequest],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<bool, StoreError> {
-    let known = sqlx::query(SELECT_IDEMPOTENCY_KEYS).bind(encode(&keys)).fetch_all(transaction).await?;
+    let known = sqlx::query(SELECT_IDEMPOTENCY_KEYS).bind(keys).fetch_all(transaction).await?;
     for row in &known {
         let index = usize::try_from(row.field::<i64>("request")?).unwrap_or(usize::MAX);
         let request = requests.get(index).zip(outcomes.get_mut(index));

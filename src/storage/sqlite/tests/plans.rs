@@ -78,7 +78,8 @@ impl Measured {
             counted.fetch_add(1, Ordering::Relaxed);
             false
         };
-        store.recent_heads.with(|connection| connection.progress_handler(1, Some(count))).unwrap();
+        store.recent_heads.with(|connection| connection.progress_handler(1, Some(count.clone()))).unwrap();
+        store.write_thread.write(|writing| writing.progress_handler(1, Some(count)).map(Some)).await.unwrap();
         Self { store: Store::Sqlite(store), writer, size, steps, _folder: folder }
     }
 
