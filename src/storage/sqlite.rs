@@ -488,7 +488,22 @@ mod tests {
                 append(&more).await,
                 [None, Some((3, 4, false)), Some((3, 4, false)), Some((5, 6, false))]
             );
+            let follow = async |last_seq| {
+                let mut request = exchange("c", None, None);
+                let expected = Exchange { expected_last_seq: Some(last_seq), ..(*request.exchange).clone() };
+                request.exchange = Arc::new(expected);
+                exchanges::append_all(&writers, &store.hints, &[request])
+                    .await
+                    .expect("an outcome")
+                    .pop()
+                    .flatten()
+            };
+            assert!(
+                matches!(follow(6).await, Some(AppendOutcome::Appended(stored)) if stored.first_seq == 7)
+            );
             assert_eq!(before == read().await.0, with_thread, "the connection of the pool has written");
+            let mismatch = follow(6).await;
+            assert!(matches!(mismatch, Some(AppendOutcome::LastSeqMismatch { last_seq: 8 })), "{mismatch:?}");
             let known = [("b", None, Some("one")), ("d", None, None)];
             assert_eq!(append(&known).await, [Some((1, 2, true)), Some((1, 2, false))]);
             stored.push(read().await.1);

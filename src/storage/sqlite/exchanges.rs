@@ -408,30 +408,35 @@ pub(super) async fn append_all(
     }
 }
 
-/// Appends the exchanges in one transaction of the thread. Returns `false`, and has appended nothing, if they need several statements:
-/// because of known keys, the history that they expect, their size, or because some of them must follow others. Also after an error, so that
-/// the connection of the pool waits for other processes, and reports errors in its own way.
+/// Appends the exchanges in one transaction of the thread. Returns `false`, and has appended nothing, if they need several steps:
+/// because of known keys, their size, or because some of them must follow others. Also if one does not follow the message that it expects, and
+/// after an error: the connection of the pool then waits for other processes, and returns the outcome or its own error.
 async fn append_at_once(
     thread: &WriteThread,
     hints: &IndexHints,
     requests: &[AppendRequest],
     outcomes: &mut [Option<AppendOutcome>],
 ) -> Result<bool, StoreError> {
-    if requests.iter().any(append::expects_history)
-        || requests.iter().map(append::message_bytes).sum::<usize>() > MAX_BYTES
-    {
+    if requests.iter().map(append::message_bytes).sum::<usize>() > MAX_BYTES {
         return Ok(false);
     }
     let groups = group(requests.iter().enumerate());
     let grouped: usize = groups.iter().map(|group| group.exchanges.len()).sum();
     let is_batched =
         groups.iter().flat_map(|group| messages(requests, group)).all(|message| message.is_batched);
-    if grouped < requests.len() || !is_batched {
+    let expecting: Vec<_> =
+        requests.iter().filter(|request| append::expects_history(request)).cloned().collect();
+    let is_mixed = !expecting.is_empty() && expecting.len() < requests.len();
+    if grouped < requests.len() || !is_batched || is_mixed {
         return Ok(false);
     }
     let parameters = Parameters::new(requests, &groups);
     let is_indexed = parameters.analyzer.is_some();
-    let appended = match thread.write(move |transaction| parameters.append(transaction)).await {
+    let write = move |transaction: &Transaction<'_>| {
+        let appended = parameters.append(transaction)?;
+        Ok(appended.filter(|appended| expecting.is_empty() || follow_expected(&expecting, appended)))
+    };
+    let appended = match thread.write(write).await {
         Ok(Some(appended)) => appended,
         Ok(None) => return Ok(false),
         Err(error) => {
@@ -451,6 +456,18 @@ async fn append_at_once(
         group.fill_outcomes(requests, appended.as_ref(), outcomes);
     }
     Ok(true)
+}
+
+/// Returns `true` if exchanges follow the messages that they expect. These are all exchanges of the transaction, and `appended` is the
+/// result of [`APPEND_GROUPS`].
+fn follow_expected(requests: &[AppendRequest], appended: &str) -> bool {
+    let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
+    let groups = group(requests.iter().enumerate());
+    let Ok(appended) = appended_groups(appended, &groups) else { return false };
+    for (group, appended) in groups.iter().zip(appended) {
+        group.fill_outcomes(requests, appended.as_ref(), &mut outcomes);
+    }
+    !requests.iter().zip(&mut outcomes).any(|(request, outcome)| append::reject_unexpected(request, outcome))
 }
 
 /// The parameters of the statements that append groups of exchanges.
