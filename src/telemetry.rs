@@ -71,42 +71,36 @@ struct SpanFields;
 
 impl<'w> FormatFields<'w> for SpanFields {
     fn format_fields<R: RecordFields>(&self, mut writer: Writer<'w>, fields: R) -> fmt::Result {
-        let mut object = Object::default();
+        let mut object = OpenObject("{".to_owned());
         fields.record(&mut object);
-        write!(writer, "{{{}}}", object.members)
+        write!(writer, "{}}}", object.0)
     }
 
     fn add_fields(&self, current: &'w mut FormattedFields<Self>, fields: &Record<'_>) -> fmt::Result {
-        let mut members = std::mem::take(&mut current.fields);
-        members.pop();
-        let mut object = Object { members, begin: 1 };
+        let mut object = OpenObject(std::mem::take(&mut current.fields));
+        object.0.pop();
         fields.record(&mut object);
-        object.members.push('}');
-        current.fields = object.members;
+        object.0.push('}');
+        current.fields = object.0;
         Ok(())
     }
 }
 
-/// The members of a JSON object. If a name occurs again, its last value counts.
-#[derive(Default)]
-struct Object {
-    members: String,
-    /// The length without members.
-    begin: usize,
-}
+/// A JSON object without its closing brace. If a name occurs again, its last value counts.
+struct OpenObject(String);
 
-impl Object {
+impl OpenObject {
     fn push(&mut self, field: &Field, value: impl Serialize) {
         let (Ok(name), Ok(value)) = (serde_json::to_string(field.name()), serde_json::to_string(&value))
         else {
             return;
         };
-        let separator = if self.members.len() > self.begin { "," } else { "" };
-        self.members.extend([separator, &name, ":", &value]);
+        let separator = if self.0.len() > 1 { "," } else { "" };
+        self.0.extend([separator, &name, ":", &value]);
     }
 }
 
-impl Visit for Object {
+impl Visit for OpenObject {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.push(field, value);
     }
