@@ -6,7 +6,7 @@
 use crate::postgres_plans::{DIALECT, connect_once};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use crate::support::store_calls::{self, CALLS};
+use crate::support::store_calls::{self, CALLS, Filled};
 use precis::domain::id::SessionId;
 use precis::domain::message::Role;
 use precis::domain::search::MessageRef;
@@ -255,6 +255,7 @@ async fn print_table(backend: &Backend, sql: &mut Sql, notices: &Notices) {
     println!(
         "| call | reads | cost | expected / read rows | ms | blocks |\n| --- | --- | --- | --- | --- | --- |"
     );
+    let filled = Filled::new(SIZE);
     for (what, expected) in CALLS {
         let explain = EXPLAIN.replace("DATABASE_NAME", &database);
         sql.run(&explain.replace("NESTED", "on")).await;
@@ -262,7 +263,7 @@ async fn print_table(backend: &Backend, sql: &mut Sql, notices: &Notices) {
         let mut plans = Vec::new();
         for _ in 0..7 {
             notices.take();
-            assert_eq!(store_calls::call(&store, SIZE, what).await, *expected, "{what}");
+            assert_eq!(store_calls::call(&store, &filled, what).await, *expected, "{what}");
             let mut of_call = Plans::default();
             notices.take().iter().for_each(|(_, plan)| of_call.add(&plan["Plan"]));
             plans.push(of_call);
@@ -273,7 +274,7 @@ async fn print_table(backend: &Backend, sql: &mut Sql, notices: &Notices) {
         let (mut duration, mut blocks) = (0.0, 0.0);
         for _ in 0..3 {
             notices.take();
-            store_calls::call(&store, SIZE, what).await;
+            store_calls::call(&store, &filled, what).await;
             (duration, blocks) = (0.0, 0.0);
             for (of_statement, plan) in notices.take() {
                 duration += of_statement;

@@ -5,7 +5,7 @@
 use crate::conversation::Conversation;
 use crate::sql::Sql;
 use crate::support::backend::Backend;
-use crate::support::store_calls::{self, CALLS, Dialect};
+use crate::support::store_calls::{self, CALLS, Dialect, Filled};
 use precis::domain::search::analyzer::Analyzer;
 use precis::storage::{self, Store, StoreOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection};
@@ -78,7 +78,7 @@ pub(crate) async fn connect_once(url: &str) -> Arc<Store> {
 struct Measured {
     backend: Backend,
     sql: Sql,
-    size: i64,
+    database: Filled,
     /// Connections of stores that stay open.
     open: BTreeSet<String>,
 }
@@ -88,7 +88,7 @@ impl Measured {
         let backend = Backend::postgres().await;
         let mut sql = Sql::on(&backend).await;
         sql.run(DISABLE_AUTOVACUUM).await;
-        Self { backend, sql, size, open: BTreeSet::new() }
+        Self { backend, sql, database: Filled::new(size), open: BTreeSet::new() }
     }
 
     async fn filled(size: i64) -> Self {
@@ -113,7 +113,7 @@ impl Measured {
     }
 
     async fn fill(&mut self) {
-        self.run_aside(&[&store_calls::fill(DIALECT, self.size)]).await;
+        self.run_aside(&[&store_calls::fill(DIALECT, self.database.size)]).await;
     }
 
     /// Runs statements on a connection of their own: a connection adds its reads to the statistics up to a second later, or
@@ -140,7 +140,7 @@ impl Measured {
     /// and blocks that the call read.
     async fn run(&mut self, store: Arc<Store>, what: &str) -> Run {
         let before = self.reads().await;
-        let found = Box::pin(store_calls::call(&store, self.size, what)).await;
+        let found = Box::pin(store_calls::call(&store, &self.database, what)).await;
         store.close().await;
         self.await_statistics().await;
         let mut reads = self.reads().await;
@@ -242,7 +242,7 @@ async fn reads_by_plans_for_empty_tables_on_postgres_do_not_grow() {
         let mut stores = Vec::new();
         for (what, _) in CALLS {
             let store = measured.connect().await;
-            store_calls::call(&store, measured.size, what).await;
+            store_calls::call(&store, &measured.database, what).await;
             let opened = measured.keep_open().await;
             stores.push((store, opened));
         }
@@ -348,12 +348,12 @@ async fn statements_of_a_tenant_on_postgres_are_neither_compiled_nor_parallel() 
     let store = measured.connect().await;
     for what in ["load_context", "messages", "sessions", "restore_revision", "fetch_messages"] {
         let expected = CALLS.iter().find(|(name, _)| *name == what).unwrap().1;
-        assert_eq!(store_calls::call(&store, FEW, what).await, expected, "{what}");
+        assert_eq!(store_calls::call(&store, &measured.database, what).await, expected, "{what}");
     }
     measured.keep_open().await;
     // Statements that write never run in parallel.
     measured.run_aside(&[&REJECT_SETTINGS.replace(PARALLEL, "")]).await;
-    assert_eq!(store_calls::call(&store, FEW, "append_exchange").await, 2);
+    assert_eq!(store_calls::call(&store, &measured.database, "append_exchange").await, 2);
 }
 
 /// Updates that change no indexed column leave no dead index entries. An index on the time itself would have some.

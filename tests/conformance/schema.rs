@@ -5,7 +5,7 @@ use crate::postgres_plans::{DIALECT, connect_once};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
-use crate::support::store_calls::{self, CALLS};
+use crate::support::store_calls::{self, CALLS, Filled};
 use precis::domain::exchange::{Exchange, IdempotencyKey};
 use precis::domain::message::Role;
 use precis::domain::search::analyzer::Analyzer;
@@ -220,13 +220,13 @@ async fn statements_stay_valid_when_a_newer_release_adds_columns_on_postgres() {
     let backend = Backend::postgres().await;
     let mut sql = Sql::on(&backend).await;
     sql.run(&store_calls::fill(DIALECT, SIZE)).await;
-    let store = connect_once(&backend.url()).await;
+    let (store, database) = (connect_once(&backend.url()).await, Filled::new(SIZE));
     for (what, results) in CALLS {
-        assert_eq!(store_calls::call(&store, SIZE, what).await, *results, "{what}");
+        assert_eq!(store_calls::call(&store, &database, what).await, *results, "{what}");
     }
     sql.run(ADD_COLUMNS).await;
     for (what, results) in CALLS {
-        assert_eq!(store_calls::call(&store, SIZE, what).await, *results, "{what} with new columns");
+        assert_eq!(store_calls::call(&store, &database, what).await, *results, "{what} with new columns");
     }
 }
 

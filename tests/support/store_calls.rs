@@ -300,10 +300,22 @@ fn user(id: &str) -> UserId {
     UserId::new(id).unwrap()
 }
 
-/// Returns a number that no other call gets.
-fn unused_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+/// A database that [`fill`] has filled.
+pub(crate) struct Filled {
+    pub(crate) size: i64,
+    next_number: AtomicU64,
+}
+
+impl Filled {
+    pub(crate) fn new(size: i64) -> Self {
+        Self { size, next_number: AtomicU64::new(0) }
+    }
+
+    /// Returns a number that no other call on this database gets. Databases with the same calls give the same numbers, so
+    /// that the sessions that are named after them are in the same partitions.
+    fn unused_number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 fn exchange(messages: usize) -> Exchange {
@@ -318,17 +330,17 @@ fn probe(term: &str) -> TermQuery {
 /// The store under test with N, and the ids that the calls use.
 struct Calls<'s> {
     store: &'s Store,
-    size: i64,
+    database: &'s Filled,
     tenant: TenantId,
     session: SessionId,
     user: UserId,
 }
 
-/// Runs a call of [`CALLS`] on a store that was filled with N = `size`. Returns the number of results. The calls do not
+/// Runs a call of [`CALLS`] on a store of this database. Returns the number of results. The calls do not
 /// depend on each other, and can be repeated.
-pub(crate) async fn call(store: &Store, size: i64, what: &str) -> usize {
+pub(crate) async fn call(store: &Store, database: &Filled, what: &str) -> usize {
     let (tenant, session, user) = (TenantId::default(), session("demo"), user("u1"));
-    let calls = Calls { store, size, tenant, session, user };
+    let calls = Calls { store, database, tenant, session, user };
     let (method, variant) = what.split_once([' ', ',']).unwrap_or((what, ""));
     match method {
         "append_exchange" => calls.append(variant.trim()).await,
@@ -393,7 +405,7 @@ impl Calls<'_> {
     }
 
     async fn append(&self, variant: &str) -> usize {
-        let number = unused_number();
+        let number = self.database.unused_number();
         if variant == "expected message" {
             let session = session(&format!("new{number}"));
             let exchange = Exchange { expected_last_seq: Some(0), ..exchange(2) };
@@ -437,7 +449,7 @@ impl Calls<'_> {
     }
 
     async fn history(&self, what: &str) -> usize {
-        let Self { store, tenant, session, size, .. } = self;
+        let Self { store, tenant, session, database: Filled { size, .. }, .. } = self;
         let page = MessageQuery {
             after_seq: 4 * size,
             before_seq: i64::MAX,
@@ -465,11 +477,11 @@ impl Calls<'_> {
         let Self { store, tenant, user, .. } = self;
         // Full hours, because a page reads the hours that it touches to their end.
         let last_page = SessionPosition {
-            updated_at: OffsetDateTime::now_utc() - time::Duration::hours(self.size / 60 - 1),
+            updated_at: OffsetDateTime::now_utc() - time::Duration::hours(self.database.size / 60 - 1),
             session_id: session("x"),
         };
         let last_fork = SessionPosition {
-            updated_at: OffsetDateTime::now_utc() - time::Duration::hours(3 * self.size / 60 - 1),
+            updated_at: OffsetDateTime::now_utc() - time::Duration::hours(3 * self.database.size / 60 - 1),
             session_id: session("x"),
         };
         let origin = session("origin");
@@ -485,7 +497,7 @@ impl Calls<'_> {
                 usize::from(store.bind_session(tenant, &self.session, user).await.unwrap() == *user)
             }
             "bind_session, new session" => {
-                let new = session(&format!("bound{}", unused_number()));
+                let new = session(&format!("bound{}", self.database.unused_number()));
                 usize::from(store.bind_session(tenant, &new, user).await.unwrap() == *user)
             }
             "sessions" => sessions(SessionFilter::default(), None).await,
@@ -504,8 +516,10 @@ impl Calls<'_> {
     /// Erases a session or a user with messages in the index, pending messages and a memory document.
     async fn erase(&self, what: &str) -> usize {
         let (store, tenant) = (self.store, &self.tenant);
-        let (session, user) =
-            (session(&format!("erased{}", unused_number())), user(&format!("erased{}", unused_number())));
+        let (session, user) = (
+            session(&format!("erased{}", self.database.unused_number())),
+            user(&format!("erased{}", self.database.unused_number())),
+        );
         let exchange = || Exchange { user_id: Some(user.clone()), ..exchange(2) };
         self.say(tenant, &session, exchange(), Some("k")).await;
         store.index_session(tenant, &session).await.unwrap();
@@ -544,7 +558,7 @@ impl Calls<'_> {
                 usize::from(session_state.is_some())
             }
             "consolidation_records" => store
-                .consolidation_records(tenant, session, self.size / 2, 20, 1 << 20)
+                .consolidation_records(tenant, session, self.database.size / 2, 20, 1 << 20)
                 .await
                 .unwrap()
                 .map_or(0, |page| page.items.len()),
@@ -559,7 +573,7 @@ impl Calls<'_> {
                 usize::from(edited.unwrap().is_some())
             }
             "revisions" => store
-                .revisions(tenant, session, self.size / 2, 20, 1 << 20)
+                .revisions(tenant, session, self.database.size / 2, 20, 1 << 20)
                 .await
                 .unwrap()
                 .map_or(0, |page| page.items.len()),
@@ -583,7 +597,7 @@ impl Calls<'_> {
             "memory_document" => return usize::from(version.is_some()),
             "memory_revisions" => {
                 return store
-                    .memory_revisions(tenant, user, self.size / 2, 20, 1 << 20)
+                    .memory_revisions(tenant, user, self.database.size / 2, 20, 1 << 20)
                     .await
                     .unwrap()
                     .items
@@ -597,7 +611,7 @@ impl Calls<'_> {
 
     /// Lists, reads and revokes an unknown key.
     async fn keys(&self, what: &str) -> usize {
-        let (store, number) = (self.store, unused_number());
+        let (store, number) = (self.store, self.database.unused_number());
         let mut random = [0; RANDOM_BYTES];
         random[..8].copy_from_slice(&number.to_le_bytes());
         let (key, tenant) = (ApiKey::new(&random), TenantId::new(format!("new{number}")).unwrap());
@@ -635,7 +649,7 @@ impl Calls<'_> {
         let (sender, batches) = mpsc::channel(1);
         sender.send(RowBatch { messages: vec![message(1), message(2)], revisions: vec![] }).await.unwrap();
         drop(sender);
-        let session = session(&format!("imported{}", unused_number()));
+        let session = session(&format!("imported{}", self.database.unused_number()));
         let users = (Some(&self.user), None);
         let outcome = self.store.import_session(&self.tenant, &session, users, &imported, batches).await;
         usize::from(outcome.unwrap() == ImportOutcome::Imported)
@@ -682,7 +696,7 @@ impl Calls<'_> {
                 candidates(CandidateScope::Branches { until }).await
             }
             "erase_expired_session" => {
-                let expired = session(&format!("expired{}", unused_number()));
+                let expired = session(&format!("expired{}", self.database.unused_number()));
                 self.say(&aged, &expired, exchange(2), Some("k")).await;
                 store.index_session(&aged, &expired).await.unwrap();
                 let later = now + time::Duration::hours(2);
@@ -697,7 +711,7 @@ impl Calls<'_> {
             }
             "stored_bytes" => usize::from(store.stored_bytes(&aged).await.unwrap() >= 0),
             "settle_sessions" => {
-                let expired = session(&format!("settled{}", unused_number()));
+                let expired = session(&format!("settled{}", self.database.unused_number()));
                 self.say(&aged, &expired, exchange(2), None).await;
                 let (from, before) = (last_hour + 1, last_hour + 2);
                 let settled = store.settle_sessions(&aged, Some(from), before, 50).await.unwrap();
@@ -718,7 +732,7 @@ impl Calls<'_> {
 
     /// Forks or rewinds a small session: both copy it. Other sessions are larger, and have forks and branches.
     async fn fork(&self, what: &str) -> usize {
-        let (store, tenant, number) = (self.store, &self.tenant, unused_number());
+        let (store, tenant, number) = (self.store, &self.tenant, self.database.unused_number());
         let (source, target) = (session(&format!("source{number}")), session(&format!("copy{number}")));
         self.say(tenant, &source, exchange(2), Some("k")).await;
         self.say(tenant, &source, exchange(2), Some("l")).await;
@@ -742,7 +756,7 @@ impl Calls<'_> {
     /// Redacts a message of a small session and of its fork, or lists the redactions of another session: both read all revisions
     /// of the session.
     async fn redact(&self, what: &str) -> usize {
-        let (store, tenant, number) = (self.store, &self.tenant, unused_number());
+        let (store, tenant, number) = (self.store, &self.tenant, self.database.unused_number());
         if what == "redactions" {
             return store.redactions(tenant, &session("s1"), 0, 10).await.unwrap().len();
         }
@@ -760,8 +774,9 @@ impl Calls<'_> {
         let Self { store, tenant, session, user, .. } = self;
         let scope = if what.ends_with("session") { Some(session.clone()) } else { None };
         let filter = SearchFilter { session: scope, ..SearchFilter::default() };
-        let refs: Vec<MessageRef> =
-            (1..=20).map(|n| MessageRef { session: session.clone(), seq: n * self.size / 10 }).collect();
+        let refs: Vec<MessageRef> = (1..=20)
+            .map(|n| MessageRef { session: session.clone(), seq: n * self.database.size / 10 })
+            .collect();
         match method {
             "lookup" | "locate" => {
                 let word = if what.contains("common") { probe("common") } else { probe("few7") };
@@ -784,7 +799,7 @@ impl Calls<'_> {
     async fn index(&self, what: &str) -> usize {
         let (store, tenant) = (self.store, &self.tenant);
         // A fork is missing from the index on both stores.
-        let missing = session(&format!("missing{}", unused_number()));
+        let missing = session(&format!("missing{}", self.database.unused_number()));
         store.fork_session(tenant, &session("s3"), &missing, 1).await.unwrap();
         let filter = |session| SearchFilter { session, ..SearchFilter::default() };
         match what {

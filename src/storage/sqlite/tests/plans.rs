@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, SqlitePool};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use store_calls::{CALLS, Dialect};
+use store_calls::{CALLS, Dialect, Filled};
 use tempfile::TempDir;
 
 #[path = "../../../../tests/support/store_calls.rs"]
@@ -38,7 +38,7 @@ const GROWING: &[(&str, &str)] =
 struct Measured {
     store: Store,
     writer: SqlitePool,
-    size: i64,
+    database: Filled,
     steps: Arc<AtomicU64>,
     _folder: TempDir,
 }
@@ -80,13 +80,13 @@ impl Measured {
         };
         store.recent_heads.with(|connection| connection.progress_handler(1, Some(count.clone()))).unwrap();
         store.write_thread.write(|writing| writing.progress_handler(1, Some(count)).map(Some)).await.unwrap();
-        Self { store: Store::Sqlite(store), writer, size, steps, _folder: folder }
+        Self { store: Store::Sqlite(store), writer, database: Filled::new(size), steps, _folder: folder }
     }
 
     /// Runs a call. Returns the number of results and of steps.
     async fn run(&self, what: &str) -> (usize, u64) {
         let before = self.steps.load(Ordering::Relaxed);
-        let found = store_calls::call(&self.store, self.size, what).await;
+        let found = store_calls::call(&self.store, &self.database, what).await;
         (found, self.steps.load(Ordering::Relaxed) - before)
     }
 }
