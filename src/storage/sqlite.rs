@@ -41,6 +41,7 @@ mod checkpoints;
 mod disk_reserve;
 mod exchanges;
 mod heads;
+mod statements;
 mod traces;
 mod transactions;
 mod write_thread;
@@ -469,7 +470,7 @@ mod tests {
             let append = async |requests: &[(&str, Option<&str>, Option<&str>)]| {
                 let requests: Vec<_> =
                     requests.iter().map(|(session, user, key)| exchange(session, *user, *key)).collect();
-                let outcomes = exchanges::append_all(&writers, &store.hints, &requests).await;
+                let outcomes = exchanges::append_all(&writers, &store.hints, &Arc::new(requests)).await;
                 let outcome = |outcome| match outcome {
                     Some(AppendOutcome::Appended(stored)) => {
                         Some((stored.first_seq, stored.last_seq, stored.replayed))
@@ -492,7 +493,7 @@ mod tests {
                 let mut request = exchange("c", None, None);
                 let expected = Exchange { expected_last_seq: Some(last_seq), ..(*request.exchange).clone() };
                 request.exchange = Arc::new(expected);
-                exchanges::append_all(&writers, &store.hints, &[request])
+                exchanges::append_all(&writers, &store.hints, &Arc::new(vec![request]))
                     .await
                     .expect("an outcome")
                     .pop()
@@ -501,12 +502,13 @@ mod tests {
             assert!(
                 matches!(follow(6).await, Some(AppendOutcome::Appended(stored)) if stored.first_seq == 7)
             );
-            assert_eq!(before == read().await.0, with_thread, "the connection of the pool has written");
             let mismatch = follow(6).await;
             assert!(matches!(mismatch, Some(AppendOutcome::LastSeqMismatch { last_seq: 8 })), "{mismatch:?}");
-            let known = [("b", None, Some("one")), ("d", None, None)];
-            assert_eq!(append(&known).await, [Some((1, 2, true)), Some((1, 2, false))]);
-            stored.push(read().await.1);
+            let known = [("b", None, Some("one")), ("b", Some("eve"), Some("three")), ("d", None, None)];
+            assert_eq!(append(&known).await, [Some((1, 2, true)), Some((5, 6, false)), Some((1, 2, false))]);
+            let (after, of_exchanges) = read().await;
+            assert_eq!(before == after, with_thread, "the connection of the pool has written");
+            stored.push(of_exchanges);
             store.close().await;
         }
         assert_eq!(stored.first(), stored.last());
@@ -536,10 +538,10 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = open(folder.path()).await;
         store.migrate(migrations::sqlite()).await.expect("migrated");
-        let insert_and = |result: fn() -> rusqlite::Result<Option<()>>| {
+        let insert_and = |is_valid: fn() -> rusqlite::Result<bool>| {
             store.write_thread.write(move |transaction| {
                 transaction.execute("INSERT INTO worker_leases (worker) VALUES ('test')", ())?;
-                result()
+                Ok(((), is_valid()?))
             })
         };
         let count = async || {
@@ -547,7 +549,7 @@ mod tests {
                 sqlx::query_scalar::<_, i64>("SELECT count(*) FROM worker_leases WHERE worker = 'test'");
             leases.fetch_one(&store.writer).await.expect("read")
         };
-        assert!(matches!(insert_and(|| Ok(None)).await, Ok(None)));
+        assert!(matches!(insert_and(|| Ok(false)).await, Ok(())));
         assert_eq!(count().await, 0);
         let failed = insert_and(|| Err(rusqlite::Error::InvalidQuery)).await;
         assert!(matches!(failed, Err(WriteError::Sqlite(rusqlite::Error::InvalidQuery))));
@@ -559,14 +561,14 @@ mod tests {
         assert_eq!(count().await, 0);
         let other = store.begin_write().await.expect("begun");
         let begun = Instant::now();
-        assert!(matches!(insert_and(|| Ok(Some(()))).await, Err(WriteError::Sqlite(_))));
+        assert!(matches!(insert_and(|| Ok(true)).await, Err(WriteError::Sqlite(_))));
         assert!(begun.elapsed() < BUSY_TIMEOUT);
         other.rollback().await.expect("rolled back");
         assert_eq!(count().await, 0);
-        assert!(matches!(insert_and(|| Ok(Some(()))).await, Ok(Some(()))));
+        assert!(matches!(insert_and(|| Ok(true)).await, Ok(())));
         assert_eq!(count().await, 1);
         store.close().await;
-        assert!(matches!(insert_and(|| Ok(Some(()))).await, Err(WriteError::NoConnection)));
+        assert!(matches!(insert_and(|| Ok(true)).await, Err(WriteError::NoConnection)));
         assert!(!folder.path().join("precis.db-wal").exists(), "a connection is open");
     }
 
@@ -577,9 +579,9 @@ mod tests {
         // Numbers of the settings as SQLite documents them.
         for ((name, value), expected) in PRAGMAS.iter().zip([2, 1, 8000, 2, 1]) {
             let of_thread = store.write_thread.write(|transaction| {
-                transaction.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).map(Some)
+                Ok((transaction.pragma_query_value(None, name, |row| row.get::<_, i64>(0))?, true))
             });
-            assert_eq!(of_thread.await.expect("read"), Some(expected), "{name} = {value}");
+            assert_eq!(of_thread.await.expect("read"), expected, "{name} = {value}");
             let of_pool = sqlx::query_scalar(AssertSqlSafe(format!("PRAGMA {name}")));
             let of_pool: i64 = of_pool.fetch_one(&store.writer).await.expect("read");
             assert_eq!(of_pool, expected, "{name} = {value}");

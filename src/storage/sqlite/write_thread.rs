@@ -4,6 +4,7 @@
 //! transaction of a batch of exchanges. Here, one message starts a transaction, and one returns its result.
 
 use super::PRAGMAS;
+use crate::storage::StoreError;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,6 +35,8 @@ pub(super) enum WriteError {
     /// Also if the transaction would have to wait for another one.
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl fmt::Debug for WriteThread {
@@ -51,24 +54,24 @@ impl WriteThread {
         Self { running: Mutex::new(thread.map(|thread| Running { jobs, thread })) }
     }
 
-    /// Runs a function in a transaction, commits it if the function returns `Some`, and rolls it back otherwise. After an error, other
-    /// connections see nothing of the transaction.
+    /// Runs a function in a transaction, and commits it if the function returns `true`. Returns the other result of the function. After an
+    /// error, other connections see nothing of the transaction.
     ///
     /// The caller must hold the connection of the pool that writes: this transaction does not wait for another one.
     pub(super) async fn write<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<Option<T>> + Send + 'static,
-    ) -> Result<Option<T>, WriteError> {
-        let (sender, result) = oneshot::channel::<rusqlite::Result<Option<T>>>();
+        work: impl FnOnce(&Transaction<'_>) -> Result<(T, bool), WriteError> + Send + 'static,
+    ) -> Result<T, WriteError> {
+        let (sender, result) = oneshot::channel::<Result<T, WriteError>>();
         let job: Job = Box::new(move |connection| {
             let write = || {
                 let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-                let written = work(&transaction)?;
+                let (result, is_valid) = work(&transaction)?;
                 // Dropping a transaction rolls it back.
-                if written.is_some() {
+                if is_valid {
                     transaction.commit()?;
                 }
-                Ok(written)
+                Ok(result)
             };
             // The task may have ended.
             let _ = sender.send(write());
@@ -77,7 +80,7 @@ impl WriteThread {
         if !sent {
             return Err(WriteError::NoConnection);
         }
-        Ok(result.await.map_err(|_| WriteError::NoConnection)??)
+        result.await.map_err(|_| WriteError::NoConnection)?
     }
 
     /// Waits for the end of the thread, which closes the connection.

@@ -2,7 +2,6 @@
 //! steps of the virtual machine, not the text of the plans. For Postgres see `tests/conformance/postgres_plans.rs`.
 
 use super::super::Sqlite;
-use super::super::exchanges::{APPEND_GROUPS, APPEND_KEYS};
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::{Store, StoreOptions, migrations};
 use sqlx::{AssertSqlSafe, SqlitePool};
@@ -79,7 +78,11 @@ impl Measured {
             false
         };
         store.recent_heads.with(|connection| connection.progress_handler(1, Some(count.clone()))).unwrap();
-        store.write_thread.write(|writing| writing.progress_handler(1, Some(count)).map(Some)).await.unwrap();
+        store
+            .write_thread
+            .write(|writing| Ok((writing.progress_handler(1, Some(count))?, true)))
+            .await
+            .unwrap();
         Self { store: Store::Sqlite(store), writer, database: Filled::new(size), steps, _folder: folder }
     }
 
@@ -145,35 +148,4 @@ async fn steps_on_sqlite_grow_without_an_index() {
         let expected = CALLS.iter().find(|(name, _)| *name == what).unwrap().1;
         assert!(growth(&few, &many, what, expected).await.is_some(), "{what} without {index}");
     }
-}
-
-/// A statement that reads a group of messages for each of its messages copies it each time: an exchange of 10,000 messages took
-/// 16 seconds. Such copies are not steps.
-#[tokio::test]
-async fn lists_within_groups_are_read_without_copies_of_the_group() {
-    let store = Measured::filled(FEW).await;
-    let mut nested = 0;
-    for statement in [APPEND_GROUPS, APPEND_KEYS].iter().flat_map(|statements| statements.split(';')) {
-        let explain = AssertSqlSafe(format!("EXPLAIN {statement}"));
-        let program = sqlx::query_as(explain).fetch_all(&store.writer).await.unwrap();
-        // Instructions with their address and the cursor that they use. A loop over a list lies between these two.
-        let program: Vec<(i64, String, i64)> = program;
-        let lists = program.iter().filter(|(.., opcode, _)| opcode == "VFilter").map(|(first, _, cursor)| {
-            let is_end = |(.., opcode, of): &&(i64, String, i64)| opcode == "VNext" && of == cursor;
-            (*first, program.iter().find(is_end).unwrap().0, *cursor)
-        });
-        let lists: Vec<_> = lists.collect();
-        for &(first, last, _) in &lists {
-            for &(outer_first, outer_last, outer) in &lists {
-                if outer_first < first && last < outer_last {
-                    nested += 1;
-                    let copies = program.iter().filter(|(at, opcode, cursor)| {
-                        opcode == "VColumn" && *cursor == outer && (first..last).contains(at)
-                    });
-                    assert_eq!(copies.count(), 0, "{statement}");
-                }
-            }
-        }
-    }
-    assert_eq!(nested, 2, "the messages and the keys of a group");
 }
