@@ -127,7 +127,7 @@ impl<'r> SessionGroup<'r> {
 }
 
 /// Groups the exchanges by session, sorted by tenant and session. Exchanges that do not fit into the group of their session
-/// are left out: they wait for the next transaction.
+/// are left out: they wait for the next transaction on Postgres, and for the next round of the same one on SQLite.
 pub(super) fn group<'r>(
     requests: impl IntoIterator<Item = (usize, &'r AppendRequest)>,
 ) -> Vec<SessionGroup<'r>> {

@@ -83,23 +83,27 @@ impl IndexHints {
         lock(&self.tenants).insert(tenant.clone());
     }
 
-    /// Remembers that a row with the messages of each tenant of the groups of a batch was added. After some of them, there is work for the
-    /// worker.
+    /// Remembers that a row with the messages of each tenant of the groups of a batch was added.
     pub(super) fn note_batch(&self, requests: &[AppendRequest], groups: &[SessionGroup<'_>]) {
-        let mut recent = lock(&self.recent);
         for of_tenant in groups.chunk_by(|a, b| a.tenant == b.tenant) {
             let exchanges = || of_tenant.iter().flat_map(|group| group.exchanges(requests));
             let Some((_, AppendRequest { tenant, .. }, _)) = exchanges().next() else { continue };
-            if recent.len() >= MAX_COUNTED_TENANTS && !recent.contains_key(tenant) {
-                recent.clear();
-            }
-            let (rows, messages) = recent.entry(tenant.clone()).or_default();
-            *rows += 1;
-            *messages += exchanges().map(|(_, request, _)| request.exchange.messages.len()).sum::<usize>();
-            if *rows >= MAX_RECENT_ROWS || *messages >= MAX_RECENT_MESSAGES {
-                recent.remove(tenant);
-                self.note_unindexed(tenant);
-            }
+            self.note_row(tenant, exchanges().map(|(_, request, _)| request.exchange.messages.len()).sum());
+        }
+    }
+
+    /// Remembers that a row with messages of a tenant was added. After some rows, there is work for the worker.
+    pub(super) fn note_row(&self, tenant: &TenantId, added: usize) {
+        let mut recent = lock(&self.recent);
+        if recent.len() >= MAX_COUNTED_TENANTS && !recent.contains_key(tenant) {
+            recent.clear();
+        }
+        let (rows, messages) = recent.entry(tenant.clone()).or_default();
+        *rows += 1;
+        *messages += added;
+        if *rows >= MAX_RECENT_ROWS || *messages >= MAX_RECENT_MESSAGES {
+            recent.remove(tenant);
+            self.note_unindexed(tenant);
         }
     }
 

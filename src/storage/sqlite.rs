@@ -2,7 +2,7 @@
 //!
 //! One transaction writes at a time, and several connections read. SQLite permits only one writer anyway; queueing for the single
 //! connection of a pool is fair and never fails with "database is locked". While exchanges hold it, a thread with a connection of its own
-//! writes most of them. Write transactions start with `BEGIN IMMEDIATE`.
+//! writes them. Write transactions start with `BEGIN IMMEDIATE`.
 
 use super::append::AppendBatcher;
 use super::heads::HeadBatcher;
@@ -443,9 +443,9 @@ mod tests {
     #[tokio::test]
     async fn exchanges_are_the_same_with_and_without_the_thread() {
         const SELECT_STORED: &str = "\
-            SELECT total_changes() AS changes, (SELECT json_group_array(json_array(session_id, seq, role, tokens, message)) FROM messages)
-                || (SELECT json_group_array(json_array(session_id, last_seq, tokens, stored_bytes, user_id, metadata)) FROM sessions)
-                || (SELECT json_group_array(json_array(session_id, key, hex(fingerprint), first_seq, last_seq)) FROM idempotency_keys)
+            SELECT total_changes() AS changes, (SELECT json_group_array(json_array(session_id, seq, role, tool_call_ids, tokens, message, created_at - (SELECT min(created_at) FROM messages) < 60000000)) FROM messages)
+                || (SELECT json_group_array(json_array(session_id, last_seq, tokens, stored_bytes, user_id, metadata, indexed_seq, activity_hour = updated_at / 3600000000)) FROM sessions)
+                || (SELECT json_group_array(json_array(session_id, key, hex(fingerprint), first_seq, last_seq, has_user)) FROM idempotency_keys)
                 || (SELECT json_group_array(json_array(messages, bytes, json_extract(entries, '$[0][0]', '$[0][4]'))) FROM search_recent)
                 AS stored";
         let mut stored = Vec::new();
@@ -506,6 +506,17 @@ mod tests {
             assert!(matches!(mismatch, Some(AppendOutcome::LastSeqMismatch { last_seq: 8 })), "{mismatch:?}");
             let known = [("b", None, Some("one")), ("b", Some("eve"), Some("three")), ("d", None, None)];
             assert_eq!(append(&known).await, [Some((1, 2, true)), Some((5, 6, false)), Some((1, 2, false))]);
+            // Two users of a new session, and a key that occurs twice, take two rounds.
+            let rounds = [
+                ("e", Some("ada"), None),
+                ("e", Some("bob"), None),
+                ("f", None, Some("k")),
+                ("f", None, Some("k")),
+            ];
+            assert_eq!(
+                append(&rounds).await,
+                [Some((1, 2, false)), None, Some((1, 2, false)), Some((1, 2, true))]
+            );
             let (after, of_exchanges) = read().await;
             assert_eq!(before == after, with_thread, "the connection of the pool has written");
             stored.push(of_exchanges);

@@ -411,6 +411,27 @@ async fn exchange_that_expects_another_last_message_writes_nothing(backend: Back
     }
 }
 
+/// Otherwise, a synchronisation would find the incarnation, append, and find it changed, without an end.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exchange_in_another_hour_follows_the_incarnation_that_it_expects(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    demo.say(&["a", "b"]).await;
+    let mut sql = Sql::on(&backend).await;
+    let earlier = OffsetDateTime::now_utc() - time::Duration::hours(2);
+    let (time, hour) = (sql.time(earlier), earlier.unix_timestamp() / 3600);
+    sql.run(&format!("UPDATE sessions SET updated_at = {time}, activity_hour = {hour}")).await;
+    let head = async || demo.store.session_head(&demo.tenant, &demo.session).await.unwrap().unwrap();
+    let expected = head().await.incarnation;
+    let request = AppendRequest::new(&demo.tenant, &demo.session, exchange(&["c", "d"]), None);
+    let request = AppendRequest { expected_incarnation: Some(expected), ..request };
+    let outcome = demo.store.append_exchange(request).await.unwrap();
+    assert!(matches!(outcome, AppendOutcome::Appended(_)), "{outcome:?}");
+    assert_eq!(head().await.incarnation, expected);
+    assert!(sql.number("SELECT activity_hour FROM sessions").await > hour);
+}
+
 /// Uses two stores, like two replicas. Exchanges without an expectation come in between.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]

@@ -8,6 +8,7 @@ use super::statements::{Columns, Statements, Value};
 use super::write_thread::WriteThread;
 use super::{micros, now};
 use crate::domain::exchange::{IdempotencyKey, PersistedExchange};
+use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::Batcher;
@@ -102,6 +103,10 @@ const MICROS_PER_HOUR: i64 = 3_600_000_000;
 /// Shortest time that a key is kept.
 const KEY_RETENTION: time::Duration = time::Duration::hours(24);
 
+/// Bytes of messages that a round appends. The terms of a round are one row of the index for each tenant, which a search reads and the
+/// index worker decodes as a whole.
+const MAX_ROUND_BYTES: usize = 1024 * 1024;
+
 /// Largest number of large exchanges that wait for the writer or use it at the same time. The queue of the writer is first in, first
 /// out, so a batch of small exchanges would wait for all of them.
 const MAX_WAITING_LARGE: usize = 1;
@@ -183,34 +188,28 @@ pub(super) async fn append_all(
     let of_thread = Arc::clone(requests);
     let write = move |mut transaction: &Transaction<'_>| {
         let appended = append_requests(&mut transaction, &of_thread).now_or_never();
-        let mut outcomes = appended.unwrap_or(Err(StoreError::BatchFailed.into()))?;
-        let is_valid = follow_expected(&of_thread, &mut outcomes);
-        Ok((outcomes, is_valid))
+        let mut appended = appended.unwrap_or(Err(StoreError::BatchFailed.into()))?;
+        let is_valid = appended.follows_expected(&of_thread);
+        Ok((appended, is_valid))
     };
-    let outcomes = match writers.thread.write(write).await {
-        Ok(outcomes) => outcomes,
+    let appended = match writers.thread.write(write).await {
+        Ok(appended) => appended,
         Err(error) => {
             tracing::debug!(%error, "failed to append a batch of exchanges; the connection of the pool appends it");
             let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
-            let mut outcomes = append_requests(&mut *transaction, requests).await?;
-            if follow_expected(requests, &mut outcomes) {
+            let mut appended = append_requests(&mut *transaction, requests).await?;
+            if appended.follows_expected(requests) {
                 transaction.commit().await?;
             } else {
                 transaction.rollback().await?;
             }
-            outcomes
+            appended
         }
     };
-    if requests.iter().any(|request| request.terms.is_some()) {
-        hints.note_batch(requests, &group(requests.iter().enumerate()));
+    for (tenant, messages) in &appended.indexed {
+        hints.note_row(tenant, *messages);
     }
-    Ok(outcomes)
-}
-
-/// Returns `true` if all exchanges follow the messages that they expect. Otherwise, the transaction must be rolled back.
-fn follow_expected(requests: &[AppendRequest], outcomes: &mut Outcomes) -> bool {
-    let mut checked = requests.iter().zip(outcomes);
-    !checked.any(|(request, outcome)| append::reject_unexpected(request, outcome))
+    Ok(appended.outcomes)
 }
 
 /// Appends an exchange in a transaction that has created the session.
@@ -218,34 +217,59 @@ pub(in crate::storage) async fn append_in_transaction(
     connection: &mut SqliteConnection,
     request: &AppendRequest,
 ) -> Result<AppendOutcome, StoreError> {
-    let outcomes = append_requests(connection, std::slice::from_ref(request)).await?;
-    outcomes.into_iter().next().flatten().ok_or(StoreError::BatchFailed)
+    let appended = append_requests(connection, std::slice::from_ref(request)).await?;
+    appended.outcomes.into_iter().next().flatten().ok_or(StoreError::BatchFailed)
 }
 
 /// The outcome of each exchange of a batch.
 type Outcomes = Vec<Option<AppendOutcome>>;
 
+/// Exchanges of a transaction.
+#[derive(Default)]
+struct Appended {
+    outcomes: Outcomes,
+    /// The rows with terms that were added: the tenant and the number of messages.
+    indexed: Vec<(TenantId, usize)>,
+}
+
+impl Appended {
+    /// Returns `true` if all exchanges follow the messages that they expect. Otherwise, the transaction must be rolled back.
+    fn follows_expected(&mut self, requests: &[AppendRequest]) -> bool {
+        let mut checked = requests.iter().zip(&mut self.outcomes);
+        let follows = !checked.any(|(request, outcome)| append::reject_unexpected(request, outcome));
+        if !follows {
+            self.indexed.clear();
+        }
+        follows
+    }
+}
+
 /// Appends exchanges. Each of them has an outcome then.
 async fn append_requests<S: Statements>(
     statements: &mut S,
     requests: &[AppendRequest],
-) -> Result<Outcomes, S::Error> {
+) -> Result<Appended, S::Error> {
     let now = now();
-    let mut outcomes: Outcomes = requests.iter().map(|_| None).collect();
+    let mut appended = Appended { outcomes: requests.iter().map(|_| None).collect(), ..Appended::default() };
     loop {
-        for (request, outcome) in requests.iter().zip(&mut outcomes) {
+        for (request, outcome) in requests.iter().zip(&mut appended.outcomes) {
             if let (None, Some(key)) = (&outcome, &request.key) {
                 *outcome = known_outcome(statements, request, key).await?;
             }
         }
-        let open = requests.iter().zip(&outcomes).enumerate();
-        let groups = group(
-            open.filter_map(|(index, (request, outcome))| outcome.is_none().then_some((index, request))),
-        );
+        let open = requests.iter().zip(&appended.outcomes).enumerate();
+        let open =
+            open.filter_map(|(index, (request, outcome))| outcome.is_none().then_some((index, request)));
+        let mut bytes = 0;
+        let groups = group(open.take_while(|(_, request)| {
+            let before = bytes;
+            bytes += append::message_bytes(request);
+            before < MAX_ROUND_BYTES
+        }));
         if groups.is_empty() {
-            return Ok(outcomes);
+            return Ok(appended);
         }
-        append_groups(statements, now, requests, &groups, &mut outcomes).await?;
+        append_groups(statements, now, requests, &groups, &mut appended).await?;
     }
 }
 
@@ -425,7 +449,7 @@ async fn append_groups<S: Statements>(
     now: OffsetDateTime,
     requests: &[AppendRequest],
     groups: &[SessionGroup<'_>],
-    outcomes: &mut Outcomes,
+    appended: &mut Appended,
 ) -> Result<(), S::Error> {
     let (analyzer, terms) = match BatchTerms::new(requests, groups) {
         Some(BatchTerms { analyzer, of_groups }) => (Some(analyzer), of_groups),
@@ -434,7 +458,7 @@ async fn append_groups<S: Statements>(
     let version = analyzer.map(Analyzer::version);
     let mut terms = terms.iter();
     let mut recent: BTreeMap<&str, RecentRow<'_>> = BTreeMap::new();
-    let mut appended = Vec::with_capacity(groups.len());
+    let mut sessions = Vec::with_capacity(groups.len());
     for group in groups {
         let terms = terms.next();
         let session = append_to_session(statements, now, version.as_deref(), requests, group).await?;
@@ -445,7 +469,7 @@ async fn append_groups<S: Statements>(
                 recent.entry(group.tenant).or_default().add(group, session, terms);
             }
         }
-        appended.push(session);
+        sessions.push(session);
     }
     for (tenant, RecentRow { messages, bytes, entries }) in &recent {
         let entries = serde_json::to_string(entries).map_err(StoreError::corrupt("terms of messages"))?;
@@ -457,10 +481,13 @@ async fn append_groups<S: Statements>(
             entries.as_str().into(),
         ];
         statements.execute(INSERT_TERMS, &values).await?;
+        let tenant = requests.iter().map(|request| &request.tenant).find(|id| id.as_str() == *tenant);
+        let messages = usize::try_from(*messages).unwrap_or_default();
+        appended.indexed.extend(tenant.map(|tenant| (tenant.clone(), messages)));
     }
-    for (group, session) in groups.iter().zip(appended) {
+    for (group, session) in groups.iter().zip(sessions) {
         let exchange = session.map(|session| session.persisted(group)).transpose()?;
-        group.fill_outcomes(requests, exchange.as_ref(), outcomes);
+        group.fill_outcomes(requests, exchange.as_ref(), &mut appended.outcomes);
     }
     Ok(())
 }

@@ -147,6 +147,9 @@ impl Statements for &rusqlite::Transaction<'_> {
     ) -> Result<Option<T>, WriteError> {
         let mut statement = self.prepare_cached(sql)?;
         let mut rows = statement.query(rusqlite::params_from_iter(values))?;
-        Ok(rows.next()?.map(|row| decode(row)).transpose()?)
+        let decoded = rows.next()?.map(|row| decode(row)).transpose()?;
+        // Dropping the rows before their end would ignore an error of the statement.
+        while rows.next()?.is_some() {}
+        Ok(decoded)
     }
 }

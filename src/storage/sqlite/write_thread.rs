@@ -1,7 +1,7 @@
 //! A thread that runs whole transactions on SQLite.
 //!
-//! sqlx reports the end of each statement and each row to the task that runs them, and each report wakes that task: eight times in the
-//! transaction of a batch of exchanges. Here, one message starts a transaction, and one returns its result.
+//! sqlx reports the end of each statement and each row to the task that runs them, and each report wakes that task. Here, one message starts a
+//! transaction, and one returns its result.
 
 use super::PRAGMAS;
 use crate::storage::StoreError;
