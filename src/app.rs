@@ -20,7 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -32,6 +32,10 @@ pub mod traces;
 /// The time for which the state of an API key is cached, and so the longest delay of a revocation while the store is
 /// available.
 const API_KEY_TTL: Duration = Duration::from_secs(2);
+
+/// Connections that may wait until they are accepted. The client of a further one repeats its request for a connection after a second. Linux
+/// permits `net.core.somaxconn` at most, which is 4,096 unless it is changed.
+const BACKLOG: u32 = 4096;
 
 /// An error that prevents the start of the service or ends it.
 #[derive(Debug, thiserror::Error)]
@@ -134,7 +138,7 @@ impl App {
         if !self.allow_unauthenticated && self.store.any_api_key().await.is_ok_and(|any| !any) {
             return Err(AppError::NoApiKeys(self.bind));
         }
-        TcpListener::bind(self.bind).await.map_err(|error| match error.kind() {
+        bind(self.bind).map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => AppError::AddressInUse(self.bind),
             _ => AppError::Bind(self.bind, error),
         })
@@ -226,6 +230,14 @@ pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>
         Err(error) => tracing::warn!(%error, "the database is not ready; requests fail until it is"),
     }
     Ok(store)
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A restarted service can bind while connections of the last one are closing.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn store_options(settings: &Settings) -> storage::StoreOptions {
