@@ -139,13 +139,14 @@ class Run:
         context, exchange = bench_workloads.read(20), bench_workloads.append("exchange", bench_workloads.SESSIONS)
         seconds, overload_seconds = self.options.open_loop_seconds, self.options.overload_seconds
         for service in self.services:
-            capacity = self.open_loop_capacity(figures, service, context)
             exchange_capacity = self.open_loop_capacity(figures, service, exchange)
+            capacity = self.open_loop_capacity(figures, service, context)
             self.results["open_loop"] += [
+                # Directly one after the other, because the speed of a shared machine changes within minutes.
                 bench_load.run_open_loop(service, context, 0.7, capacity, seconds),
+                bench_load.run_while_sessions_consolidate(service, context, 0.7, capacity, seconds),
                 bench_load.run_open_loop(service, context, 4.0, capacity, overload_seconds),
                 bench_load.run_open_loop(service, exchange, 4.0, exchange_capacity, seconds),
-                bench_load.run_while_sessions_consolidate(service, context, 0.7, capacity, seconds),
             ]
             self.progress(f"{service.name}: measured latencies at fixed arrival rates")
 
