@@ -226,7 +226,7 @@ def run_while_sessions_consolidate(service, workload, load, capacity, seconds):
         outcome = run_open_loop(service, workload, load, capacity, seconds)
     model.stop()
     service.restart()
-    wrk(service.address, workload, 16, 1)  # for the next run
+    wrk(service.address, workload, 16, 1)  # fills the cache of the next run
     counts = {outcome: sessions.outcomes.count(outcome) for outcome in set(sessions.outcomes)}
     return {**outcome, "consolidations": counts}
 

@@ -5,7 +5,7 @@ use super::values::to_i64;
 use super::{AppendOutcome, AppendRequest, StoreError};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::exchange::PersistedExchange;
-use crate::domain::id::UserId;
+use crate::domain::id::{TenantId, UserId};
 use std::collections::BTreeMap;
 use std::io;
 
@@ -61,7 +61,7 @@ pub(super) fn reject_unexpected(request: &AppendRequest, outcome: &mut Option<Ap
 /// the same default user; and their idempotency keys differ.
 #[derive(Debug)]
 pub(super) struct SessionGroup<'r> {
-    pub(super) tenant: &'r str,
+    pub(super) tenant: &'r TenantId,
     pub(super) session: &'r str,
     /// Indexes of the exchanges, with the position of their first message in the group.
     pub(super) exchanges: Vec<(usize, i64)>,
@@ -131,9 +131,9 @@ impl<'r> SessionGroup<'r> {
 pub(super) fn group<'r>(
     requests: impl IntoIterator<Item = (usize, &'r AppendRequest)>,
 ) -> Vec<SessionGroup<'r>> {
-    let mut groups: BTreeMap<(&str, &str), (SessionGroup<'r>, Vec<&'r AppendRequest>)> = BTreeMap::new();
+    let mut groups: BTreeMap<(&TenantId, &str), (SessionGroup<'r>, Vec<&'r AppendRequest>)> = BTreeMap::new();
     for (index, request) in requests {
-        let (tenant, session) = (request.tenant.as_str(), request.session.as_str());
+        let (tenant, session) = (&request.tenant, request.session.as_str());
         let (group, members) = groups.entry((tenant, session)).or_insert_with(|| {
             (
                 SessionGroup { tenant, session, exchanges: Vec::new(), messages: 0, tokens: 0, bytes: 0 },

@@ -61,7 +61,7 @@ pub(super) struct IndexHints {
     /// Tenants that may have work for the index worker. Row-level security hides the sessions of other tenants.
     tenants: Mutex<BTreeSet<TenantId>>,
     /// Number of rows, and of their messages, that were added for each tenant since the last work for it.
-    recent: Mutex<HashMap<TenantId, (usize, usize)>>,
+    recent: Mutex<HashMap<TenantId, (usize, i64)>>,
     /// The tenant that the worker took last.
     last_taken: Mutex<Option<TenantId>>,
     /// The turns of the tenants in which messages are being removed from the index.
@@ -70,7 +70,7 @@ pub(super) struct IndexHints {
 
 /// There is work for the worker after so many rows, or so many messages. Each search reads all of them, at about 2 µs per message.
 pub(super) const MAX_RECENT_ROWS: usize = 32;
-pub(super) const MAX_RECENT_MESSAGES: usize = 512;
+pub(super) const MAX_RECENT_MESSAGES: i64 = 512;
 /// The largest number of tenants whose rows are counted. The worker looks at the others when it looks for missing messages.
 const MAX_COUNTED_TENANTS: usize = 10_000;
 
@@ -84,16 +84,15 @@ impl IndexHints {
     }
 
     /// Remembers that a row with the messages of each tenant of the groups of a batch was added.
-    pub(super) fn note_batch(&self, requests: &[AppendRequest], groups: &[SessionGroup<'_>]) {
+    pub(super) fn note_batch(&self, groups: &[SessionGroup<'_>]) {
         for of_tenant in groups.chunk_by(|a, b| a.tenant == b.tenant) {
-            let exchanges = || of_tenant.iter().flat_map(|group| group.exchanges(requests));
-            let Some((_, AppendRequest { tenant, .. }, _)) = exchanges().next() else { continue };
-            self.note_row(tenant, exchanges().map(|(_, request, _)| request.exchange.messages.len()).sum());
+            let Some(first) = of_tenant.first() else { continue };
+            self.note_row(first.tenant, of_tenant.iter().map(|group| group.messages).sum());
         }
     }
 
     /// Remembers that a row with messages of a tenant was added. After some rows, there is work for the worker.
-    pub(super) fn note_row(&self, tenant: &TenantId, added: usize) {
+    pub(super) fn note_row(&self, tenant: &TenantId, added: i64) {
         let mut recent = lock(&self.recent);
         if recent.len() >= MAX_COUNTED_TENANTS && !recent.contains_key(tenant) {
             recent.clear();

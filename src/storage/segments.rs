@@ -90,7 +90,7 @@ impl RecentMessages {
         let bytes: usize = self.messages.iter().map(|message| message.terms.len()).sum();
         let Self { messages, rows, unread } = self;
         rows.len() >= MAX_RECENT_ROWS
-            || messages.len() >= MAX_RECENT_MESSAGES
+            || to_i64(messages.len()) >= MAX_RECENT_MESSAGES
             || bytes >= MAX_RECENT_TERM_BYTES
             || *unread > 0
     }

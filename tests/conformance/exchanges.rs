@@ -420,8 +420,7 @@ async fn exchange_in_another_hour_follows_the_incarnation_that_it_expects(backen
     demo.say(&["a", "b"]).await;
     let mut sql = Sql::on(&backend).await;
     let earlier = OffsetDateTime::now_utc() - time::Duration::hours(2);
-    let (time, hour) = (sql.time(earlier), earlier.unix_timestamp() / 3600);
-    sql.run(&format!("UPDATE sessions SET updated_at = {time}, activity_hour = {hour}")).await;
+    let hour = sql.set_activity("demo", earlier).await;
     let head = async || demo.store.session_head(&demo.tenant, &demo.session).await.unwrap().unwrap();
     let expected = head().await.incarnation;
     let request = AppendRequest::new(&demo.tenant, &demo.session, exchange(&["c", "d"]), None);
@@ -473,9 +472,7 @@ async fn times_of_a_session_never_decrease(backend: Backend) {
     demo.say(&["now", "here"]).await;
     let mut sql = Sql::on(&backend).await;
     let later = OffsetDateTime::now_utc().replace_nanosecond(123_456_000).unwrap() + time::Duration::days(1);
-    let hour = later.unix_timestamp() / 3600;
-    let later_text = sql.time(later);
-    sql.run(&format!("UPDATE sessions SET updated_at = {later_text}, activity_hour = {hour}")).await;
+    let hour = sql.set_activity("demo", later).await;
     let recorded = demo.say(&["back", "again"]).await;
     assert_eq!(recorded.created_at, later);
     assert_eq!(demo.state().await.updated_at, later);

@@ -131,11 +131,7 @@ async fn search_continues_after_exceptions(backend: Backend) {
         }
         // Three sessions per hour, and the second sort key is opposite to the first one.
         let time = later(now, -(10 + n / 3) * 3600);
-        let (micros, hour) = (sql.time(time), hour(time));
-        sql.run(&format!(
-            "UPDATE sessions SET updated_at = {micros}, activity_hour = {hour} WHERE session_id = 's{n:02}'"
-        ))
-        .await;
+        sql.set_activity(&format!("s{n:02}"), time).await;
     }
     let found = expired(&demo, setting(Some(RetentionPeriod::Seconds(3600))), now).await;
     assert_eq!(found, ["s00", "s04", "s08"].map(str::to_owned).into());

@@ -35,14 +35,6 @@ fn after(session: &Session) -> SessionPosition {
     SessionPosition { updated_at: session.updated_at, session_id: session.session_id.clone() }
 }
 
-/// Sets the time of the last activity of a session.
-async fn set_activity(sql: &mut Sql, id: &str, at: OffsetDateTime) {
-    let (time, hour) = (sql.time(at), at.unix_timestamp().div_euclid(3600));
-    let statement =
-        format!("UPDATE sessions SET updated_at = {time}, activity_hour = {hour} WHERE session_id = '{id}'");
-    sql.run(&statement).await;
-}
-
 /// Reads all pages and compares them with the documented order.
 async fn read_in_pages(
     demo: &Conversation,
@@ -76,7 +68,7 @@ async fn successive_pages_have_no_gaps_or_duplicates(backend: Backend) {
         demo.session(&id).record(&exchange_of(if at % 3 == 0 { "ada" } else { "bo" }, &["x"])).await;
         // Six sessions share each microsecond, and groups are one microsecond apart.
         let time = start + Duration::microseconds(at / 6);
-        set_activity(&mut sql, &id, time).await;
+        sql.set_activity(&id, time).await;
         expected.push((time, id));
     }
     expected.sort_by(|a, b| b.cmp(a));
@@ -130,7 +122,7 @@ async fn successive_pages_are_complete_across_hours(backend: Backend) {
     for (at, time) in times.into_iter().enumerate() {
         for id in [format!("{at}a"), format!("{at}b")] {
             demo.session(&id).record(&exchange_of("ada", &["x"])).await;
-            set_activity(&mut sql, &id, time).await;
+            sql.set_activity(&id, time).await;
             expected.push((time, id));
         }
     }

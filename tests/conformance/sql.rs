@@ -138,6 +138,16 @@ impl Sql {
         }
     }
 
+    /// Sets the time of the last activity of the sessions with an id. Returns the hour.
+    pub(crate) async fn set_activity(&mut self, session: &str, at: OffsetDateTime) -> i64 {
+        let (time, hour) = (self.time(at), at.unix_timestamp().div_euclid(3600));
+        self.run(&format!(
+            "UPDATE sessions SET updated_at = {time}, activity_hour = {hour} WHERE session_id = '{session}'"
+        ))
+        .await;
+        hour
+    }
+
     /// Returns a time as an SQL expression.
     pub(crate) fn time(&self, time: OffsetDateTime) -> String {
         let micros = time.unix_timestamp_nanos() / 1000;

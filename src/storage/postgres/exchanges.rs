@@ -231,9 +231,9 @@ impl<'r> Arguments<'r> {
     fn new(requests: &'r [AppendRequest], groups: &[SessionGroup<'r>]) -> Self {
         let mut arguments = Self::default();
         for (place, group) in (1..).zip(groups) {
-            if arguments.tenants.last() != Some(&group.tenant) {
+            if arguments.tenants.last() != Some(&group.tenant.as_str()) {
                 arguments.end_tenant();
-                arguments.tenants.push(group.tenant);
+                arguments.tenants.push(group.tenant.as_str());
             }
             arguments.sessions.push(group.session);
             arguments.users.push(group.user(requests));
@@ -362,9 +362,8 @@ async fn append_groups(
             }
         } else if let Some((slot, group)) = appended.get_mut(place).zip(groups.get(place)) {
             *slot = Some(exchange);
-            let request = group.exchanges(requests).next().filter(|_| !is_indexed);
-            if let Some((_, request, _)) = request {
-                hints.note_unindexed(&request.tenant);
+            if !is_indexed {
+                hints.note_unindexed(group.tenant);
             }
         }
     }
@@ -372,7 +371,7 @@ async fn append_groups(
         return Ok(());
     }
     if terms.is_some() {
-        hints.note_batch(requests, groups);
+        hints.note_batch(groups);
     }
     for (group, appended) in groups.iter().zip(appended) {
         group.fill_outcomes(requests, appended.as_ref(), outcomes);

@@ -30,7 +30,8 @@ use uuid::Uuid;
 /// The columns of a session that [`StoredSession`] has.
 macro_rules! session_columns {
     () => {
-        "user_id, last_seq, updated_at, activity_hour, incarnation, indexed_seq IS NULL AS is_indexed"
+        "user_id, last_seq, updated_at, activity_hour <> updated_at / 3600000000 AS is_moved, incarnation,
+        indexed_seq IS NULL AS is_indexed"
     };
 }
 
@@ -97,8 +98,6 @@ const DELETE_EXPIRED_KEYS: &str =
 const INSERT_KEY: &str = "\
     INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at, has_user)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
-
-const MICROS_PER_HOUR: i64 = 3_600_000_000;
 
 /// Shortest time that a key is kept.
 const KEY_RETENTION: time::Duration = time::Duration::hours(24);
@@ -229,7 +228,7 @@ type Outcomes = Vec<Option<AppendOutcome>>;
 struct Appended {
     outcomes: Outcomes,
     /// The rows with terms that were added: the tenant and the number of messages.
-    indexed: Vec<(TenantId, usize)>,
+    indexed: Vec<(TenantId, i64)>,
 }
 
 impl Appended {
@@ -307,7 +306,8 @@ struct StoredSession {
     user_id: String,
     last_seq: i64,
     updated_at: i64,
-    activity_hour: i64,
+    /// The hour of the last activity has changed.
+    is_moved: bool,
     incarnation: Uuid,
     /// The index has all earlier messages, so the transaction adds these.
     is_indexed: bool,
@@ -320,7 +320,7 @@ impl StoredSession {
             user_id: row.text("user_id")?,
             last_seq: row.integer("last_seq")?,
             updated_at: row.integer("updated_at")?,
-            activity_hour: row.integer("activity_hour")?,
+            is_moved: row.integer("is_moved")? != 0,
             incarnation: Uuid::from_slice(&incarnation).map_err(StoreError::corrupt("an incarnation"))?,
             is_indexed: row.integer("is_indexed")? != 0,
         })
@@ -351,7 +351,7 @@ async fn append_to_session<S: Statements>(
     requests: &[AppendRequest],
     group: &SessionGroup<'_>,
 ) -> Result<Option<StoredSession>, S::Error> {
-    let (tenant, id): (Value<'_>, Value<'_>) = (group.tenant.into(), group.session.into());
+    let (tenant, id): (Value<'_>, Value<'_>) = (group.tenant.as_str().into(), group.session.into());
     let user = group.user(requests);
     let new_user = user.or_else(|| group.default_user(requests));
     let mut values = [
@@ -369,12 +369,10 @@ async fn append_to_session<S: Statements>(
         values[2] = new_user.into();
         return statements.read(INSERT_SESSION, &values, StoredSession::decode).await;
     };
-    let is_moved = session.activity_hour != session.updated_at / MICROS_PER_HOUR;
-    let assigned = new_user.filter(|_| session.user_id.is_empty());
-    if is_moved {
+    if session.is_moved {
         statements.execute(UPDATE_HOUR, &[tenant, id]).await?;
     }
-    if let Some(user) = assigned {
+    if let Some(user) = new_user.filter(|_| session.user_id.is_empty()) {
         statements.execute(SET_USER, &[tenant, id, user.into()]).await?;
         return statements.read(SELECT_SESSION, &[tenant, id], StoredSession::decode).await;
     }
@@ -393,7 +391,7 @@ async fn insert_messages<S: Statements>(
             let created_at = times.next().flatten().map_or(session.updated_at, micros);
             let (tool_call_ids, tool_result_of) = tool_columns(message);
             let values = [
-                group.tenant.into(),
+                group.tenant.as_str().into(),
                 group.session.into(),
                 seq.into(),
                 message.role().as_str().into(),
@@ -417,15 +415,16 @@ async fn insert_keys<S: Statements>(
     group: &SessionGroup<'_>,
     session: &StoredSession,
 ) -> Result<(), S::Error> {
-    let (tenant, id): (Value<'_>, Value<'_>) = (group.tenant.into(), group.session.into());
+    let (tenant, id): (Value<'_>, Value<'_>) = (group.tenant.as_str().into(), group.session.into());
     let has_user = i64::from(!session.user_id.is_empty());
-    let mut is_first = true;
-    for (_, AppendRequest { exchange, key, .. }, offset) in group.exchanges(requests) {
-        let Some(IdempotencyKey { key, fingerprint }) = key else { continue };
-        if std::mem::take(&mut is_first) {
-            let expired_before = micros(now - KEY_RETENTION);
-            statements.execute(DELETE_EXPIRED_KEYS, &[tenant, id, expired_before.into()]).await?;
-        }
+    let exchanges = group.exchanges(requests);
+    let keyed = exchanges.filter_map(|(_, request, offset)| Some((request, request.key.as_ref()?, offset)));
+    let keyed: Vec<_> = keyed.collect();
+    if !keyed.is_empty() {
+        let expired_before = micros(now - KEY_RETENTION);
+        statements.execute(DELETE_EXPIRED_KEYS, &[tenant, id, expired_before.into()]).await?;
+    }
+    for (AppendRequest { exchange, .. }, IdempotencyKey { key, fingerprint }, offset) in keyed {
         let first_seq = session.first_seq(group) + offset;
         let last_seq = first_seq + to_i64(exchange.messages.len()) - 1;
         let values = [
@@ -457,7 +456,7 @@ async fn append_groups<S: Statements>(
     };
     let version = analyzer.map(Analyzer::version);
     let mut terms = terms.iter();
-    let mut recent: BTreeMap<&str, RecentRow<'_>> = BTreeMap::new();
+    let mut recent: BTreeMap<&TenantId, RecentRow<'_>> = BTreeMap::new();
     let mut sessions = Vec::with_capacity(groups.len());
     for group in groups {
         let terms = terms.next();
@@ -471,19 +470,18 @@ async fn append_groups<S: Statements>(
         }
         sessions.push(session);
     }
-    for (tenant, RecentRow { messages, bytes, entries }) in &recent {
-        let entries = serde_json::to_string(entries).map_err(StoreError::corrupt("terms of messages"))?;
+    for (tenant, RecentRow { messages, bytes, entries }) in recent {
+        let entries = serde_json::to_string(&entries)
+            .unwrap_or_else(|_| unreachable!("strings and numbers can be JSON"));
         let values = [
-            (*tenant).into(),
+            tenant.as_str().into(),
             version.as_deref().into(),
-            (*messages).into(),
-            (*bytes).into(),
+            messages.into(),
+            bytes.into(),
             entries.as_str().into(),
         ];
         statements.execute(INSERT_TERMS, &values).await?;
-        let tenant = requests.iter().map(|request| &request.tenant).find(|id| id.as_str() == *tenant);
-        let messages = usize::try_from(*messages).unwrap_or_default();
-        appended.indexed.extend(tenant.map(|tenant| (tenant.clone(), messages)));
+        appended.indexed.push((tenant.clone(), messages));
     }
     for (group, session) in groups.iter().zip(sessions) {
         let exchange = session.map(|session| session.persisted(group)).transpose()?;
