@@ -404,19 +404,49 @@ fn word_parts(raw: &str) -> impl Iterator<Item = &str> {
     raw.split(APOSTROPHES).filter(move |part| !any_long || is_long(part))
 }
 
+/// The role of a byte when a text is split. Most characters are ASCII, so their properties need not be looked up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ByteClass {
+    /// ASCII characters between words.
+    Separator,
+    /// ASCII letters and digits.
+    Alphanumeric,
+    /// A byte of a character that is not ASCII.
+    NotAscii,
+}
+
+/// The class of each byte: a lookup in the table is faster than comparisons with the ranges of letters and digits.
+#[expect(clippy::indexing_slicing, reason = "the compiler evaluates it")]
+static BYTE_CLASSES: [ByteClass; 256] = {
+    let mut classes = [ByteClass::Separator; 256];
+    let mut byte: u8 = 0;
+    loop {
+        classes[byte as usize] = match byte {
+            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => ByteClass::Alphanumeric,
+            0x80.. => ByteClass::NotAscii,
+            _ => ByteClass::Separator,
+        };
+        if byte == u8::MAX {
+            break classes;
+        }
+        byte += 1;
+    }
+};
+
 /// Splits a text into segments.
 pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
     let (mut position, mut reported) = (0, 0);
     std::iter::from_fn(move || {
-        // Most characters are ASCII, which needs no look at their properties.
+        let class = |byte: &u8| BYTE_CLASSES.get(usize::from(*byte)).copied();
         let rest = text.as_bytes().get(position..)?;
-        let skipped = rest.iter().position(|byte| byte.is_ascii_alphanumeric() || !byte.is_ascii())?;
+        let skipped = rest.iter().position(|byte| class(byte) != Some(ByteClass::Separator))?;
         let is_ascii = rest.get(skipped).is_some_and(u8::is_ascii);
         let start = position + skipped;
         let start = if is_ascii { start } else { start + text.get(start..)?.find(char::is_alphanumeric)? };
         let is_word = is_ascii || begins_word(text.get(start..)?);
         let rest = text.as_bytes().get(start..)?;
-        let length = rest.iter().position(|byte| !byte.is_ascii_alphanumeric()).unwrap_or(rest.len());
+        let length =
+            rest.iter().position(|byte| class(byte) != Some(ByteClass::Alphanumeric)).unwrap_or(rest.len());
         position = match rest.get(length) {
             Some(byte) if !byte.is_ascii() || *byte == b'\'' => end_of_segment(text, start, length, is_word)?,
             _ => start + length,
