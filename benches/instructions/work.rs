@@ -9,12 +9,14 @@ use crate::domain::coverage::{self, TailSelection};
 use crate::domain::exchange::Exchange;
 use crate::domain::format::{Format, ListOptions, RenderInput};
 use crate::domain::headings;
+use crate::domain::id::SessionId;
 use crate::domain::json_validation::{MAX_JSON_DEPTH, MAX_JSON_VALUES, check_json};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::index_terms;
+use crate::domain::search::segment::{self, Page, SegmentBuilder};
+use crate::domain::search::{MessageRef, index_terms};
 use crate::domain::session::Summary;
 use crate::domain::tail::Tail;
 use crate::domain::tokens;
@@ -76,6 +78,7 @@ pub(crate) fn run_all() {
     count_and_parse();
     assemble();
     plan();
+    index();
 }
 
 fn count_and_parse() {
@@ -210,5 +213,33 @@ fn plan() {
     let budget = costs.iter().map(|cost| cost.tokens).sum::<i64>() / 2;
     run("fit_200_messages_into_budget", || {
         black_box(budget::first_within_budget(black_box(&metadata), &costs, budget));
+    });
+}
+
+fn index() {
+    const MESSAGES: usize = 512;
+    let session = |number: usize| SessionId::new(format!("session-{number}")).expect("an id");
+    // Some terms are in many messages, and most in few.
+    let term = |number: usize, place: usize| format!("term{}", number * place % (1 + place * place));
+    let terms_of = |number: usize| {
+        let terms: Vec<String> = (0..55).map(|place| term(number, place)).collect();
+        terms.join(" ")
+    };
+    let texts: Vec<String> = (0..8 * MESSAGES).map(terms_of).collect();
+    let build = |texts: &[String]| {
+        let mut builder = SegmentBuilder::default();
+        for (number, terms) in texts.iter().enumerate() {
+            let message = MessageRef { session: session(number / 2), seq: 1 };
+            builder.add(message, terms.as_bytes().split(|byte| *byte == b' '));
+        }
+        builder.finish()
+    };
+    run("build_segment_of_512_messages", || {
+        drop(black_box(build(black_box(texts.get(..MESSAGES).unwrap_or_default()))));
+    });
+    let bytes = |pages: Vec<Page>| pages.into_iter().map(|page| page.bytes).collect();
+    let segments: Vec<Vec<Vec<u8>>> = texts.chunks(MESSAGES).map(|texts| bytes(build(texts))).collect();
+    run("merge_8_segments_of_512_messages", || {
+        drop(black_box(segment::merge(black_box(&segments), |_| true).expect("sound pages")));
     });
 }

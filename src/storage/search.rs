@@ -115,7 +115,7 @@ impl IndexSnapshot {
         };
         let mut found: Vec<IndexMatches> = queries.iter().map(|_| IndexMatches::default()).collect();
         let (recent, of_recent) = (Arc::clone(&self.recent), query(queries));
-        let bytes = recent.iter().map(|message| message.terms.len()).sum();
+        let bytes = recent.iter().map(|message| message.words.len()).sum();
         let evaluate = move || evaluate_recent(&of_recent, &recent);
         let matches = blocking::spawn_cpu_if_large(bytes, evaluate).await;
         let is_kept = |number: &u32| {
@@ -260,7 +260,7 @@ fn extrapolate(matches: i64, searched: i64, all: i64) -> i64 {
 fn evaluate_recent(query: &IndexQuery, recent: &[RecentMessage]) -> Vec<Vec<u32>> {
     let mut found = vec![Vec::new(); query.ranges().len()];
     for (number, message) in (0..).zip(recent) {
-        message.for_each_term(|term| query.add_number(term, number, &mut found));
+        message.terms().for_each(|term| query.add_number(term, number, &mut found));
     }
     query.evaluate(u32::try_from(recent.len()).unwrap_or(u32::MAX), &found)
 }

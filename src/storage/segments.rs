@@ -19,12 +19,13 @@ use crate::domain::search::MessageRef;
 use crate::domain::search::index_terms;
 use crate::domain::search::recent::RecentTerms;
 use crate::domain::search::segment::{
-    DamagedPage, KeyRange, Page, SegmentBuilder, collect_messages, collect_numbers,
+    DamagedPage, KeyRange, Page, SegmentBuilder, collect_messages, collect_numbers, merge,
 };
 use foldhash::HashMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::Row as _;
+use std::sync::Arc;
 use time::OffsetDateTime;
 
 /// A segment. Its pages are read when they are needed.
@@ -45,33 +46,26 @@ pub(super) struct RecentMessage {
     /// The id of the row.
     pub(super) id: i64,
     pub(super) message: MessageRef,
-    /// Empty if the session has no user.
-    user: String,
     micros: i64,
-    /// Separated by spaces.
-    pub(super) terms: String,
+    /// The terms of its role and its text, separated by spaces.
+    pub(super) words: String,
+    /// The terms of its session, its user and its hour, which are the same for most messages of an entry.
+    filter_terms: Arc<[String]>,
 }
 
 impl RecentMessage {
-    /// Calls a function with each term.
-    pub(super) fn for_each_term(&self, mut function: impl FnMut(&[u8])) {
-        self.words().for_each(&mut function);
-        for term in self.filter_terms() {
-            function(term.as_bytes());
-        }
-    }
-
-    /// Returns the terms of its role and its text.
-    fn words(&self) -> impl Iterator<Item = &[u8]> {
+    pub(super) fn terms(&self) -> impl Iterator<Item = &[u8]> {
         // Splitting bytes takes fewer instructions than splitting text, which searches for each separator.
-        self.terms.as_bytes().split(|byte| *byte == b' ')
+        let words = self.words.as_bytes().split(|byte| *byte == b' ');
+        words.chain(self.filter_terms.iter().map(String::as_bytes))
     }
+}
 
-    fn filter_terms(&self) -> impl Iterator<Item = String> {
-        let user = (!self.user.is_empty()).then(|| index_terms::user_term(&self.user));
-        let session = index_terms::session_term(&self.message.session);
-        [session, index_terms::hour_term(self.micros)].into_iter().chain(user)
-    }
+/// Returns the terms of a session, its user, if that is not empty, and an hour.
+fn filter_terms(session: &SessionId, user: &str, micros: i64) -> Arc<[String]> {
+    let user = (!user.is_empty()).then(|| index_terms::user_term(user));
+    let session = index_terms::session_term(session);
+    [session, index_terms::hour_term(micros)].into_iter().chain(user).collect()
 }
 
 /// The messages of rows of `search_recent`, oldest first.
@@ -87,7 +81,7 @@ pub(super) struct RecentMessages {
 impl RecentMessages {
     /// Returns `true` if a segment should be made of them, so that searches do not read them.
     fn are_many(&self) -> bool {
-        let bytes: usize = self.messages.iter().map(|message| message.terms.len()).sum();
+        let bytes: usize = self.messages.iter().map(|message| message.words.len()).sum();
         let Self { messages, rows, unread } = self;
         rows.len() >= MAX_RECENT_ROWS
             || to_i64(messages.len()) >= MAX_RECENT_MESSAGES
@@ -316,11 +310,18 @@ fn decode_recent(row: &AnyRow, id: i64, messages: &mut Vec<RecentMessage>) -> Re
     let first = messages.len();
     for Entry(session, user, last_seq, of_entry, terms) in entries {
         let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
+        let mut last: Option<(i64, Arc<[String]>)> = None;
         for message in RecentTerms::read_all(&terms) {
             let RecentTerms { from_end, micros, terms } = message.map_err(damaged)?;
             let message = MessageRef { session: session.clone(), seq: last_seq - from_end };
-            let (user, micros) = (user.clone(), micros.unwrap_or(of_entry));
-            messages.push(RecentMessage { id, message, user, micros, terms: terms.to_owned() });
+            let (micros, words) = (micros.unwrap_or(of_entry), terms.to_owned());
+            let hour = index_terms::hour(micros);
+            let filter_terms = match &last {
+                Some((of_last, terms)) if *of_last == hour => Arc::clone(terms),
+                _ => filter_terms(&session, &user, micros),
+            };
+            last = Some((hour, Arc::clone(&filter_terms)));
+            messages.push(RecentMessage { id, message, micros, words, filter_terms });
         }
     }
     // Sessions follow each other, but a higher number means a later message.
@@ -372,18 +373,15 @@ impl Store {
             }
             let sources =
                 Sources { recent: Vec::new(), segments: segments.iter().map(|segment| segment.id).collect() };
-            let mut builder = SegmentBuilder::default();
+            let mut pages = Vec::with_capacity(segments.len());
             for segment in &segments {
-                let pages = read_segment(&mut transaction, tenant, segment).await?;
-                builder = blocking::spawn_cpu(move || {
-                    builder.add_segment(pages.iter().map(Vec::as_slice), |_| true).map(|()| builder)
-                })
-                .await
-                .map_err(damaged)?;
+                pages.push(read_segment(&mut transaction, tenant, segment).await?);
             }
             drop(transaction);
+            let (messages, pages) =
+                blocking::spawn_cpu(move || merge(&pages, |_| true)).await.map_err(damaged)?;
             let position = segments.first().map_or(0, |segment| segment.position);
-            let segment = NewSegment::write(position, analyzer.to_owned(), builder).await;
+            let segment = NewSegment { position, analyzer: analyzer.to_owned(), messages, pages };
             if !self.replace(tenant, &sources, segment).await? {
                 self.note_unindexed(tenant);
                 return Ok(());
@@ -413,7 +411,7 @@ impl Store {
         };
         loop {
             let mut transaction = self.begin_snapshot(tenant).await?;
-            let removals = Removals::read(&mut transaction, tenant).await?;
+            let removals = Arc::new(Removals::read(&mut transaction, tenant).await?);
             if removals.ids.is_empty() {
                 return Ok(false);
             }
@@ -443,9 +441,11 @@ impl Store {
                     continue;
                 };
                 let Some((_, analyzer)) = recent.rows.iter().find(|(row, _)| row == id) else { continue };
-                let kept = of_row.iter().filter(is_kept);
-                let segment = NewSegment::of_messages(*id, analyzer.clone(), kept);
-                let sources = Sources { recent: vec![*id], segments: Vec::new() };
+                let (id, analyzer) = (*id, analyzer.clone());
+                let kept: Vec<RecentMessage> = of_row.iter().filter(is_kept).cloned().collect();
+                let segment =
+                    blocking::spawn_cpu(move || NewSegment::of_messages(id, analyzer, kept.iter())).await;
+                let sources = Sources { recent: vec![id], segments: Vec::new() };
                 if !self.replace(tenant, &sources, segment).await? {
                     return Ok(false);
                 }
@@ -456,7 +456,11 @@ impl Store {
     }
 
     /// Replaces the segments with messages that are to be removed. Returns `false` if one does not exist any more.
-    async fn remove_from_segments(&self, tenant: &TenantId, removals: &Removals) -> Result<bool, StoreError> {
+    async fn remove_from_segments(
+        &self,
+        tenant: &TenantId,
+        removals: &Arc<Removals>,
+    ) -> Result<bool, StoreError> {
         let mut transaction = self.begin_snapshot(tenant).await?;
         let segments = read_segments(&mut transaction, tenant, None).await?;
         let removed = removals.find_in(&mut transaction, tenant, &segments).await?;
@@ -465,11 +469,13 @@ impl Store {
             let mut transaction = self.begin_snapshot(tenant).await?;
             let pages = read_segment(&mut transaction, tenant, &segment).await?;
             drop(transaction);
-            let mut builder = SegmentBuilder::default();
-            let is_kept = |message: &MessageRef| !removals.contain(segment.position, message);
-            builder.add_segment(pages.iter().map(Vec::as_slice), is_kept).map_err(damaged)?;
-            let sources = Sources { recent: Vec::new(), segments: vec![segment.id] };
-            let new = NewSegment::write(segment.position, segment.analyzer, builder).await;
+            let Segment { id, position, analyzer, .. } = segment;
+            let removals = Arc::clone(removals);
+            let is_kept = move |message: &MessageRef| !removals.contain(position, message);
+            let (messages, pages) =
+                blocking::spawn_cpu(move || merge(&[pages], is_kept)).await.map_err(damaged)?;
+            let sources = Sources { recent: Vec::new(), segments: vec![id] };
+            let new = NewSegment { position, analyzer, messages, pages };
             if !self.replace(tenant, &sources, new).await? {
                 return Ok(false);
             }
@@ -540,17 +546,9 @@ impl NewSegment {
     ) -> Self {
         let mut builder = SegmentBuilder::default();
         for message in messages {
-            let filter_terms: Vec<String> = message.filter_terms().collect();
-            let terms = message.words().chain(filter_terms.iter().map(String::as_bytes));
-            builder.add(message.message.clone(), terms);
+            builder.add(message.message.clone(), message.terms());
         }
         Self { position, analyzer, messages: builder.len(), pages: builder.finish() }
-    }
-
-    async fn write(position: i64, analyzer: String, builder: SegmentBuilder) -> Self {
-        let messages = builder.len();
-        let pages = blocking::spawn_cpu(move || builder.finish()).await;
-        Self { position, analyzer, messages, pages }
     }
 
     async fn insert(&self, transaction: &mut Transaction, tenant: &TenantId) -> Result<(), StoreError> {

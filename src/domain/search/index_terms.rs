@@ -27,11 +27,17 @@ pub fn role_term(role: Role) -> String {
     format!("{ROLE_PREFIX}{role}")
 }
 
+/// Returns the number of the hour that contains a time in microseconds since 1970.
+#[must_use]
+pub fn hour(micros: i64) -> i64 {
+    micros.div_euclid(HOUR_MICROS)
+}
+
 /// Returns the term of the hour that contains a time in microseconds since 1970. Terms are in the order of their hours.
 #[must_use]
 pub fn hour_term(micros: i64) -> String {
     // The bias makes earlier times positive.
-    format!(":h{:08x}", micros.div_euclid(HOUR_MICROS) + (1 << 31))
+    format!(":h{:08x}", hour(micros) + (1 << 31))
 }
 
 /// Returns the range of the terms of all hours that can contain times from `since` (inclusive) to `until` (exclusive).

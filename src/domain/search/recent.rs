@@ -5,9 +5,10 @@
 
 use super::segment::DamagedPage;
 use std::fmt::Write as _;
+use std::mem;
 
 /// Separates messages. No term contains it.
-const SEPARATOR: char = '|';
+const SEPARATOR: u8 = b'|';
 
 /// A message in a text of terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ impl<'t> RecentTerms<'t> {
     pub fn write(&self, text: &mut String) {
         let Self { from_end, micros, terms } = self;
         if !text.is_empty() {
-            text.push(SEPARATOR);
+            text.push(char::from(SEPARATOR));
         }
         // Writing to memory cannot fail.
         _ = write!(text, "{from_end} ");
@@ -38,7 +39,10 @@ impl<'t> RecentTerms<'t> {
 
     /// Returns the messages of a text that has at least one. A message that cannot be read is an error.
     pub fn read_all(text: &'t str) -> impl Iterator<Item = Result<Self, DamagedPage>> {
-        text.split(SEPARATOR).map(|message| Self::read(message).ok_or(DamagedPage))
+        let ends = memchr::memchr_iter(SEPARATOR, text.as_bytes()).chain([text.len()]);
+        let message = |(start, end)| Self::read(text.get(start..end)?);
+        let mut start = 0;
+        ends.map(move |end| message((mem::replace(&mut start, end + 1), end)).ok_or(DamagedPage))
     }
 
     fn read(message: &'t str) -> Option<Self> {
