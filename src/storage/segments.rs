@@ -21,6 +21,7 @@ use crate::domain::search::recent::RecentTerms;
 use crate::domain::search::segment::{
     DamagedPage, KeyRange, Page, SegmentBuilder, collect_messages, collect_numbers, merge,
 };
+use bytes::Bytes;
 use foldhash::HashMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -47,25 +48,30 @@ pub(super) struct RecentMessage {
     pub(super) id: i64,
     pub(super) message: MessageRef,
     micros: i64,
-    /// The terms of its role and its text, separated by spaces.
-    pub(super) words: String,
-    /// The terms of its session, its user and its hour, which are the same for most messages of an entry.
-    filter_terms: Arc<[String]>,
+    /// The terms of its role and its text, separated by spaces: a part of those of all messages of its entry.
+    pub(super) words: Bytes,
+    /// The terms of its session, its user and its hour, separated by newlines. They are the same for most messages of an entry.
+    filter_terms: Arc<str>,
 }
 
 impl RecentMessage {
     pub(super) fn terms(&self) -> impl Iterator<Item = &[u8]> {
-        // Splitting bytes takes fewer instructions than splitting text, which searches for each separator.
-        let words = self.words.as_bytes().split(|byte| *byte == b' ');
-        words.chain(self.filter_terms.iter().map(String::as_bytes))
+        split_terms(&self.words, &self.filter_terms)
     }
 }
 
-/// Returns the terms of a session, its user, if that is not empty, and an hour.
-fn filter_terms(session: &SessionId, user: &str, micros: i64) -> Arc<[String]> {
+fn split_terms<'t>(words: &'t [u8], filter_terms: &'t str) -> impl Iterator<Item = &'t [u8]> {
+    // Splitting bytes takes fewer instructions than splitting text, which searches for each separator.
+    let words = words.split(|byte| *byte == b' ');
+    words.chain(filter_terms.as_bytes().split(|byte| *byte == b'\n'))
+}
+
+/// Returns the terms of a session, its user, if that is not empty, and an hour, separated by newlines. Ids contain no control characters.
+fn filter_terms(session: &SessionId, user: &str, micros: i64) -> Arc<str> {
+    let (session, hour) = (index_terms::session_term(session), index_terms::hour_term(micros));
     let user = (!user.is_empty()).then(|| index_terms::user_term(user));
-    let session = index_terms::session_term(session);
-    [session, index_terms::hour_term(micros)].into_iter().chain(user).collect()
+    let terms = [session, hour].into_iter().chain(user);
+    terms.collect::<Vec<_>>().join("\n").into()
 }
 
 /// The messages of rows of `search_recent`, oldest first.
@@ -310,11 +316,13 @@ fn decode_recent(row: &AnyRow, id: i64, messages: &mut Vec<RecentMessage>) -> Re
     let first = messages.len();
     for Entry(session, user, last_seq, of_entry, terms) in entries {
         let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
-        let mut last: Option<(i64, Arc<[String]>)> = None;
-        for message in RecentTerms::read_all(&terms) {
-            let RecentTerms { from_end, micros, terms } = message.map_err(damaged)?;
+        let terms = Bytes::from(terms);
+        let mut last: Option<(i64, Arc<str>)> = None;
+        let text = str::from_utf8(&terms).map_err(StoreError::corrupt("terms of the index"))?;
+        for message in RecentTerms::read_all(text) {
+            let RecentTerms { from_end, micros, terms: of_message } = message.map_err(damaged)?;
             let message = MessageRef { session: session.clone(), seq: last_seq - from_end };
-            let (micros, words) = (micros.unwrap_or(of_entry), terms.to_owned());
+            let (micros, words) = (micros.unwrap_or(of_entry), terms.slice_ref(of_message.as_bytes()));
             let hour = index_terms::hour(micros);
             let filter_terms = match &last {
                 Some((of_last, terms)) if *of_last == hour => Arc::clone(terms),
@@ -354,8 +362,7 @@ impl Store {
             let analyzer = analyzer.to_owned();
             messages.retain(|message| !removals.contain(message.id, &message.message));
             let segment =
-                blocking::spawn_cpu(move || NewSegment::of_messages(position, analyzer, messages.iter()))
-                    .await;
+                blocking::spawn_cpu(move || NewSegment::of_messages(position, analyzer, messages)).await;
             if !self.replace(tenant, &sources, segment).await? || unread > 0 {
                 self.note_unindexed(tenant);
             }
@@ -443,8 +450,7 @@ impl Store {
                 let Some((_, analyzer)) = recent.rows.iter().find(|(row, _)| row == id) else { continue };
                 let (id, analyzer) = (*id, analyzer.clone());
                 let kept: Vec<RecentMessage> = of_row.iter().filter(is_kept).cloned().collect();
-                let segment =
-                    blocking::spawn_cpu(move || NewSegment::of_messages(id, analyzer, kept.iter())).await;
+                let segment = blocking::spawn_cpu(move || NewSegment::of_messages(id, analyzer, kept)).await;
                 let sources = Sources { recent: vec![id], segments: Vec::new() };
                 if !self.replace(tenant, &sources, segment).await? {
                     return Ok(false);
@@ -539,14 +545,10 @@ fn mergeable(segments: &[Segment]) -> Option<Vec<Segment>> {
 }
 
 impl NewSegment {
-    fn of_messages<'m>(
-        position: i64,
-        analyzer: String,
-        messages: impl Iterator<Item = &'m RecentMessage>,
-    ) -> Self {
+    fn of_messages(position: i64, analyzer: String, messages: Vec<RecentMessage>) -> Self {
         let mut builder = SegmentBuilder::default();
-        for message in messages {
-            builder.add(message.message.clone(), message.terms());
+        for RecentMessage { message, words, filter_terms, .. } in messages {
+            builder.add(message, split_terms(&words, &filter_terms));
         }
         Self { position, analyzer, messages: builder.len(), pages: builder.finish() }
     }
