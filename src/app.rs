@@ -330,3 +330,27 @@ fn rerank_config(settings: &Settings) -> Option<RerankConfig> {
     let timeout = settings.search.rerank_timeout;
     Some(RerankConfig { pool: pool.clone(), timeout, max_concurrent_calls: (calls / 2).max(1) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    /// Linux drops the request for a connection if the queue is full, so the client would wait until another one is accepted.
+    #[tokio::test]
+    async fn connections_are_queued_until_they_are_accepted() {
+        let permitted = std::fs::read_to_string("/proc/sys/net/core/somaxconn").expect("a setting of Linux");
+        let connections = permitted.trim().parse::<u32>().expect("a number").min(BACKLOG);
+        let connections = usize::try_from(connections).expect("a small number");
+        assert_eq!(open_files::connections_that_fit(connections), connections, "open files of this test");
+        let listener = bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+        let address = listener.local_addr().expect("the address of the listener");
+        let mut queued = Vec::new();
+        for _ in 0..connections {
+            let connection = timeout(Duration::from_secs(30), TcpStream::connect(address)).await;
+            queued.push(connection.expect("a place in the queue").expect("a connection"));
+        }
+    }
+}
