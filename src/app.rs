@@ -334,7 +334,6 @@ fn rerank_config(settings: &Settings) -> Option<RerankConfig> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
     use tokio::net::TcpStream;
     use tokio::time::timeout;
 

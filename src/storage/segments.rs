@@ -325,7 +325,7 @@ fn decode_recent(row: &AnyRow, id: i64, messages: &mut Vec<RecentMessage>) -> Re
             let (micros, words) = (micros.unwrap_or(of_entry), terms.slice_ref(of_message.as_bytes()));
             let hour = index_terms::hour(micros);
             let filter_terms = match &last {
-                Some((of_last, terms)) if *of_last == hour => Arc::clone(terms),
+                Some((of_last, shared)) if *of_last == hour => Arc::clone(shared),
                 _ => filter_terms(&session, &user, micros),
             };
             last = Some((hour, Arc::clone(&filter_terms)));

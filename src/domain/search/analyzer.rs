@@ -421,11 +421,11 @@ static BYTE_CLASSES: [ByteClass; 256] = {
     let mut classes = [ByteClass::Separator; 256];
     let mut byte: u8 = 0;
     loop {
-        classes[byte as usize] = match byte {
-            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => ByteClass::Alphanumeric,
-            0x80.. => ByteClass::NotAscii,
-            _ => ByteClass::Separator,
-        };
+        if byte.is_ascii_alphanumeric() {
+            classes[byte as usize] = ByteClass::Alphanumeric;
+        } else if !byte.is_ascii() {
+            classes[byte as usize] = ByteClass::NotAscii;
+        }
         if byte == u8::MAX {
             break classes;
         }

@@ -185,11 +185,9 @@ pub fn merge(
             return Err(DamagedPage);
         }
         term.clone_from(&first.entries.key);
-        let order = first.order;
         encoded.clear();
         for source in &mut sources {
-            if let Some(value) = source.value.filter(|_| source.order == order && source.entries.key == term)
-            {
+            if let Some(value) = source.value.filter(|_| source.entries.key == term) {
                 for number in decode_numbers(value) {
                     if let Some(number) = source.numbers.get(number? as usize).ok_or(DamagedPage)? {
                         encoded.add(*number);
