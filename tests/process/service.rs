@@ -4,13 +4,13 @@ use crate::support::backend::Backend;
 use crate::support::client::TestClient;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection};
-use std::io::{BufRead as _, BufReader, Read};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::ops::Deref;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir, TempPath};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -33,6 +33,17 @@ impl Backend {
             }
         }
     }
+}
+
+/// Compiles C code to a library that a process can preload. Docker does not permit to execute files in `/dev/shm`.
+pub(crate) fn compile_library(code: &str) -> TempPath {
+    let library = NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a file").into_temp_path();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-x", "c", "-", "-ldl", "-o"]).arg(&library).stdin(Stdio::piped());
+    let mut compiler = compiler.spawn().expect("a C compiler");
+    compiler.stdin.take().expect("piped").write_all(code.as_bytes()).expect("written");
+    assert!(compiler.wait().expect("waited for").success());
+    library
 }
 
 /// A command of precis that has not been started.

@@ -1,6 +1,6 @@
 //! Start of the service: migrations, readiness, and errors that prevent it.
 
-use crate::service::{Precis, Process, SOON, messages};
+use crate::service::{Precis, Process, SOON, compile_library, messages};
 use crate::support::backend::Backend;
 use crate::support::postgres::TestDatabase;
 use serde_json::json;
@@ -90,13 +90,9 @@ async fn clock_before_1970_ends_the_start() {
             if (clock == CLOCK_REALTIME) *time = (struct timespec){-3600, 500000000};
             return result;
         }"#;
-    let precis = Precis::new().file("clock.c", REALTIME_BEFORE_1970);
-    let library = precis.folder().join("clock.so");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(precis.folder().join("clock.c")).arg("-ldl");
-    assert!(compiler.status().expect("a C compiler").success());
-    let library = library.to_str().expect("UTF-8").to_owned();
-    let output = precis.env("LD_PRELOAD", &library).run().await.stderr_of_failure();
+    let library = compile_library(REALTIME_BEFORE_1970);
+    let mut precis = Precis::new().env("LD_PRELOAD", library.to_str().expect("UTF-8"));
+    let output = precis.run().await.stderr_of_failure();
     assert!(output.contains("the clock of this machine is 3599 seconds before 1970"), "{output}");
 }
 
