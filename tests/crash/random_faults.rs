@@ -8,6 +8,7 @@ use crate::postgres_server::PostgresServer;
 use crate::power_loss;
 use crate::proxy::{Proxy, ProxyFault};
 use crate::replica::Replica;
+use crate::support::backend::temporary_folder;
 use crate::support::model_server::{Behaviour, ModelServer};
 use fastrand::Rng;
 use futures_util::future::join_all;
@@ -258,8 +259,7 @@ pub(crate) async fn run_on_postgres() {
 
 /// Runs one process over one SQLite file.
 pub(crate) async fn run_on_sqlite() {
-    let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
-    let folder = parent.map_or_else(tempfile::tempdir, tempfile::tempdir_in).expect("a temporary folder");
+    let folder = temporary_folder();
     let file = folder.path().join("precis.db");
     let url = format!("sqlite://{}", file.display());
     let mut run = Run::start("sqlite", &url, 1, 4).await;

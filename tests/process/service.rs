@@ -1,6 +1,6 @@
 //! Runs the binary as a child process with its own environment and folder.
 
-use crate::support::backend::Backend;
+use crate::support::backend::{Backend, temporary_folder};
 use crate::support::client::TestClient;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection};
@@ -65,8 +65,7 @@ impl Precis {
 
     /// Creates a command that is started by another program, which replaces itself with precis.
     pub(crate) fn started_by(mut command: Command) -> Self {
-        let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
-        let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
+        let folder = temporary_folder();
         command.env_clear().current_dir(folder.path()).stdin(Stdio::null());
         Self { folder, command }
     }

@@ -5,10 +5,20 @@
 use super::postgres::TestDatabase;
 use precis::domain::search::analyzer::Analyzer;
 use precis::storage::{self, Store, StoreOptions};
+use rustix::fs::statvfs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+
+/// Creates a folder in memory if there is enough, because tests with many writes would wait for the disk. `/dev/shm` of a container
+/// often has only 64 MB.
+pub(crate) fn temporary_folder() -> TempDir {
+    const ENOUGH: u64 = 2 << 30;
+    let shm = Path::new("/dev/shm");
+    let has_enough = statvfs(shm).is_ok_and(|memory| memory.f_bavail * memory.f_frsize >= ENOUGH);
+    if has_enough { TempDir::new_in(shm) } else { TempDir::new() }.expect("a temporary folder")
+}
 
 /// A new, migrated database that is deleted together with this value.
 pub(crate) enum Backend {
@@ -18,10 +28,7 @@ pub(crate) enum Backend {
 
 impl Backend {
     pub(crate) async fn sqlite() -> Self {
-        // In memory if possible, because tests with many writes would wait for the disk.
-        let parent = Some(Path::new("/dev/shm")).filter(|shm| shm.is_dir());
-        let folder = parent.map_or_else(TempDir::new, TempDir::new_in).expect("a temporary folder");
-        let backend = Self::Sqlite(folder);
+        let backend = Self::Sqlite(temporary_folder());
         migrate(backend.store().await).await;
         backend
     }
