@@ -280,7 +280,8 @@ fn service_config(settings: &Settings) -> ServiceConfig {
     let pools = settings.consolidation_pool().zip(settings.meta_pool());
     ServiceConfig {
         policy: Policy {
-            threshold: i64::try_from(set.threshold).unwrap_or(i64::MAX),
+            threshold: i64::try_from(settings.threshold()).unwrap_or(i64::MAX),
+            is_threshold_set: set.threshold.is_some(),
             // Stored token counts do not include the factor of the tokenizer.
             max_tail_tokens: set
                 .max_tail_tokens
@@ -290,6 +291,14 @@ fn service_config(settings: &Settings) -> ServiceConfig {
             summary_sentences: set.summary_sentences,
             max_history_messages: set.max_history_messages,
             max_context_bytes: settings.limits.max_context_bytes,
+            context_window: i64::try_from(set.context_window).ok().filter(|window| *window > 0),
+            trigger_share: set.trigger_share,
+            keep_share: set.keep_share,
+            summary_share: set.summary_share,
+            summary_max_tokens: settings
+                .tokens
+                .tokenizer
+                .unscale(i64::try_from(set.summary_max_tokens).unwrap_or(i64::MAX)),
             retry_initial: set.retry_initial,
             retry_max: set.retry_max,
         },
@@ -316,6 +325,7 @@ fn service_config(settings: &Settings) -> ServiceConfig {
         context_cache_bytes: settings.limits.max_context_cache_bytes,
         tokenizer: settings.tokens.tokenizer,
         search: settings.analyzer(),
+        recall: settings.recall(),
         rerank: rerank_config(settings),
     }
 }

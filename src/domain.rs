@@ -74,6 +74,8 @@ pub mod limits;
 pub mod memory;
 pub mod message;
 pub mod message_metadata;
+pub mod recall;
+pub mod recall_block;
 pub mod redaction;
 pub mod retention;
 pub mod revision;

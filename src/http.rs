@@ -72,6 +72,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(WRITE, routes!(sync::sync))
         .route(WRITE, routes!(contexts::build))
         .route(READ, routes!(messages::list))
+        .route(READ, routes!(messages::placement))
         .route(WRITE, routes!(forks::fork))
         .route(WRITE, routes!(forks::rewind))
         .route(ADMIN, routes!(redactions::redact))

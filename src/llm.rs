@@ -53,6 +53,8 @@ pub enum Task<'a> {
         summary: &'a str,
         /// Requested length of the compressed summary.
         sentences: usize,
+        /// The number of words that the built-in summariser uses, because a longer summary costs it nothing.
+        max_words: usize,
     },
     /// Order search results by their relevance for a query. The response consists of their numbers, see [`order`].
     Rerank {

@@ -7,8 +7,9 @@ use self::metrics::{ServiceMetrics, ServiceState};
 use crate::capacity::{self, Capacity, FairQueue, Overloaded};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
-use crate::domain::id::UserId;
+use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
+use crate::domain::recall::RecallOptions;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::InvalidQuery;
 use crate::domain::sync::Divergence;
@@ -45,7 +46,9 @@ mod leases;
 mod memory;
 mod metrics;
 pub mod models;
+pub mod placement;
 mod prompt_cache;
+mod recall;
 mod redactions;
 pub mod retention;
 pub mod search;
@@ -58,6 +61,9 @@ pub mod tools;
 pub const MAX_PAGE_BYTES: i64 = 4 * 1024 * 1024;
 /// The memory of a page: as rows, as items, and as the body of the response.
 const PAGE_MEMORY: usize = 12 * 1024 * 1024;
+
+/// Number of sessions for which the time of the latest warning is known.
+const MAX_WARNED_SESSIONS: usize = 10_000;
 
 /// The configuration of the service, from the settings.
 #[derive(Clone, Debug)]
@@ -88,6 +94,8 @@ pub struct ServiceConfig {
     pub tokenizer: Tokenizer,
     /// The analyzer of the search index; `None` disables search.
     pub search: Option<Analyzer>,
+    /// The recall of context requests that do not specify it.
+    pub recall: Option<RecallOptions>,
     /// `None`: the hits of a search are ordered by their words.
     pub rerank: Option<RerankConfig>,
 }
@@ -179,9 +187,9 @@ pub enum Error {
         /// The setting `memory.max_bytes`.
         max_bytes: usize,
     },
-    /// System message and user message exceed `max_tokens`.
-    #[error("{needed} tokens are needed; at most {max_tokens} are allowed")]
-    BudgetTooSmall { max_tokens: i64, needed: i64, tokenizer: Tokenizer },
+    /// System message, newest turn and user message exceed the window.
+    #[error("{needed} tokens are needed; at most {max_tokens} are allowed, without {reserved} reserved ones")]
+    BudgetTooSmall { max_tokens: i64, reserved: i64, needed: i64, tokenizer: Tokenizer },
     #[error("the query {0}")]
     InvalidQuery(#[from] InvalidQuery),
     #[error("search is disabled")]
@@ -249,6 +257,8 @@ pub struct Parts {
     metrics: ServiceMetrics,
     context_cache: ContextCache,
     prompts: PromptCache,
+    /// The time of the latest warning about contexts of a session that lack messages.
+    warned: quick_cache::sync::Cache<(TenantId, SessionId), tokio::time::Instant>,
     /// The calls that order search hits, shared between clients.
     rerank_calls: Arc<FairQueue>,
     /// Permits one copy of a large session at a time.
@@ -290,6 +300,7 @@ impl MemoryService {
             metrics,
             context_cache,
             prompts: PromptCache::new(),
+            warned: quick_cache::sync::Cache::new(MAX_WARNED_SESSIONS),
             rerank_calls,
             large_copies,
         }))

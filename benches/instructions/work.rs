@@ -3,7 +3,7 @@
 use super::run;
 use crate::domain::api_key::{ApiKey, RANDOM_BYTES};
 use crate::domain::budget::{self, MessageCost};
-use crate::domain::consolidation::Policy;
+use crate::domain::consolidation::{PlanScope, Policy};
 use crate::domain::context::{self, StoredParts, SystemPart, SystemParts};
 use crate::domain::coverage::{self, TailSelection};
 use crate::domain::exchange::Exchange;
@@ -16,6 +16,7 @@ use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::segment::{self, Page, SegmentBuilder};
+use crate::domain::search::text::OwnResults;
 use crate::domain::search::{MessageRef, index_terms};
 use crate::domain::session::Summary;
 use crate::domain::tail::Tail;
@@ -25,7 +26,6 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Duration;
 use time::OffsetDateTime;
 
 /// Characters of a message.
@@ -122,7 +122,11 @@ fn count_and_parse() {
         drop(black_box(TranscriptLine::from(TranscriptEntry::of(black_box(&message)))));
     });
     run("index_message", || {
-        drop(black_box(index_terms::message_terms(Analyzer::default(), black_box(&message))));
+        drop(black_box(index_terms::message_terms(
+            Analyzer::default(),
+            black_box(&message),
+            &mut OwnResults::default(),
+        )));
     });
 }
 
@@ -149,7 +153,7 @@ fn assemble() {
         memory: Some(stored.memory(&document)),
         summary: Some(stored.summary(&summary)),
         skills: None,
-        notice: true,
+        notice: Some(context::Notice::Soon),
     };
     run("join_system_message", || drop(black_box(context::system_message(black_box(&parts)))));
     let system = context::system_message(&parts);
@@ -190,19 +194,10 @@ fn assemble() {
 fn plan() {
     let metadata: Vec<MessageMetadata> =
         context_messages(200).into_iter().map(|message| message.metadata).collect();
-    let policy = Policy {
-        threshold: 100,
-        max_tail_tokens: None,
-        keep_recent: 20,
-        summary_word_limit: 500,
-        summary_sentences: 10,
-        max_history_messages: 200,
-        max_context_bytes: 1 << 20,
-        retry_initial: Duration::from_mins(1),
-        retry_max: Duration::from_hours(1),
-    };
+    let policy = Policy::default();
     run("plan_consolidation_of_200_messages", || {
-        drop(black_box(policy.plan(black_box(&metadata), metadata.len())));
+        let scope = PlanScope { keep: Some(policy.keep_recent), ..PlanScope::default() };
+        drop(black_box(policy.plan(black_box(&metadata), metadata.len(), &scope)));
     });
     run("plan_coverage_of_400_messages", || {
         let selection = TailSelection::Recent { keep: 20 };
@@ -212,7 +207,7 @@ fn plan() {
     let costs: Vec<MessageCost> = metadata.iter().map(cost).collect();
     let budget = costs.iter().map(|cost| cost.tokens).sum::<i64>() / 2;
     run("fit_200_messages_into_budget", || {
-        black_box(budget::first_within_budget(black_box(&metadata), &costs, budget));
+        drop(black_box(budget::fit(black_box(&metadata), &costs, budget, false)));
     });
 }
 

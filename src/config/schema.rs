@@ -37,7 +37,11 @@ static SETTINGS: LazyLock<BTreeMap<SettingPath, Kind>> = LazyLock::new(|| {
         let kind = match (pattern.parts().as_slice(), value) {
             (["llm", "providers", _, "api_key" | "headers", ..], _) => Kind::Secret,
             (["llm", "providers", _, "body", ..], _) => Kind::Any,
-            (["llm", "models", _, "input_price" | "output_price"], _) => Kind::Price,
+            (
+                ["llm", "models", _, "input_price" | "output_price"]
+                | ["consolidation", "trigger_share" | "keep_share" | "summary_share"],
+                _,
+            ) => Kind::Price,
             (_, Json::Number(_)) => Kind::Number,
             (_, Json::Bool(_)) => Kind::Bool,
             (_, Json::Array(_)) => Kind::List,

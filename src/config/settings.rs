@@ -5,6 +5,7 @@
 use super::secret::{DatabaseUrl, Secret};
 use crate::domain::consolidation::Mode;
 use crate::domain::id::UserId;
+use crate::domain::recall::{RecallOptions, RecallScope};
 use crate::domain::retention::RetentionPeriod;
 use crate::domain::search::analyzer::{Analyzer, Language};
 use crate::domain::tokens::Tokenizer;
@@ -43,6 +44,7 @@ pub struct Settings {
     pub limits: Limits,
     pub database: Database,
     pub consolidation: Consolidation,
+    pub recall: Recall,
     pub sessions: Sessions,
     pub retention: Retention,
     pub memory: Memory,
@@ -127,7 +129,8 @@ section! {
 
 section! {
     Consolidation {
-        threshold: usize = 100,
+        /// Use [`Settings::threshold`], which resolves the default. If it is set, it applies to contexts with a window, too.
+        threshold: Option<usize> = None,
         keep_recent: usize = 20,
         max_tail_tokens: Option<u64> = None,
         /// Per tenant and UTC day.
@@ -141,13 +144,19 @@ section! {
         summary_word_limit: usize = 600,
         summary_sentences: usize = 8,
         max_history_messages: usize = 200,
+        /// Tokens of a list; 0 = none.
+        context_window: u64 = 0,
+        trigger_share: f64 = 0.8,
+        keep_share: f64 = 0.3,
+        summary_share: f64 = 0.25,
+        summary_max_tokens: u64 = 4000,
         /// Doubles with each further failure of the session, up to `retry_max`.
         #[serde(with = "duration")]
         retry_initial: Duration = Duration::from_secs(5),
         #[serde(with = "duration")]
         retry_max: Duration = Duration::from_mins(10),
         #[serde(with = "duration")]
-        inline_wait: Duration = Duration::from_mins(2),
+        inline_wait: Duration = Duration::from_secs(5),
         prompts: Prompts = Prompts::default(),
     }
 }
@@ -169,6 +178,17 @@ section! {
         consolidate_user: Option<String> = None,
         meta_system: Option<String> = None,
         meta_user: Option<String> = None,
+    }
+}
+
+section! {
+    /// Earlier messages that match the new message of a context request.
+    Recall {
+        enabled: bool = true,
+        limit: usize = 8,
+        /// 0 = a tenth of the window, or 800 without one.
+        max_tokens: u64 = 0,
+        scope: RecallScope = RecallScope::Session,
     }
 }
 
@@ -380,7 +400,23 @@ pub enum LogFormat {
     Json,
 }
 
+/// The number of messages in a tail above which a consolidation is due, if it is not configured.
+const DEFAULT_THRESHOLD: usize = 100;
+
 impl Settings {
+    #[must_use]
+    pub fn threshold(&self) -> usize {
+        self.consolidation.threshold.unwrap_or(DEFAULT_THRESHOLD)
+    }
+
+    /// Returns the recall of contexts; `None` if it is disabled.
+    #[must_use]
+    pub fn recall(&self) -> Option<RecallOptions> {
+        let Recall { enabled, limit, max_tokens, scope } = self.recall;
+        let max_tokens = i64::try_from(max_tokens).ok().filter(|max| *max > 0);
+        enabled.then_some(RecallOptions { limit, max_tokens, scope })
+    }
+
     /// Returns the pool for consolidation; `None` if consolidation is disabled.
     #[must_use]
     pub fn consolidation_pool(&self) -> Option<&str> {

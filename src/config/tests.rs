@@ -152,7 +152,7 @@ fn environment_text_is_converted_to_kind_of_setting() {
     ])
     .load()
     .settings;
-    assert_eq!(settings.consolidation.threshold, 150);
+    assert_eq!(settings.threshold(), 150);
     assert_eq!(settings.consolidation.max_tail_tokens, Some(9000));
     assert_eq!(settings.consolidation.mode, Mode::Off);
     assert_eq!(settings.consolidation.retry_initial, Duration::from_millis(1500));
@@ -385,7 +385,12 @@ limits.queue_timeout | 0s | must be longer than 0
 server.read_timeout | 0s | must be longer than 0
 server.write_timeout | 0s | must be longer than 0
 server.read_timeout | 3min | server.request_timeout (3m) must be longer than server.read_timeout (3m)
-server.request_timeout | 2min | server.request_timeout (2m) must be longer than consolidation.inline_wait (2m)
+consolidation.context_window | -1 | must be a whole number, not negative
+consolidation.trigger_share | 0.7 | consolidation.trigger_share (0.7) must exceed consolidation.keep_share and consolidation.summary_share together
+consolidation.keep_share | 0.001 | consolidation.keep_share (0.001) must be a share of the window: from 0.01 to 1.0
+consolidation.summary_max_tokens | 0 | must be greater than 0
+recall.limit | 0 | must be greater than 0
+recall.scope | all | unknown value
 consolidation.inline_wait | 1h | server.request_timeout (3m) must be longer than consolidation.inline_wait (1h)
 consolidation.inline_wait | 0s | must be longer than 0
 consolidation.inline_wait | 2years | must be at most 365days

@@ -70,6 +70,8 @@ impl Violations {
             let (min, max, hint) = match *path.parts() {
                 ["llm", "providers", _, "body", ..] => continue,
                 ["llm", "models", _, "retries" | "max_queued_calls"]
+                | ["consolidation", "context_window"]
+                | ["recall", "max_tokens"]
                 | ["limits", "requests_per_second" | "request_burst" | "max_context_cache_bytes"] => {
                     (0, u64::MAX, "")
                 }
@@ -147,7 +149,7 @@ impl Violations {
 
     fn check_consolidation(&mut self, settings: &Settings) {
         let set = &settings.consolidation;
-        let (threshold, keep, max) = (set.threshold, set.keep_recent, set.max_history_messages);
+        let (threshold, keep, max) = (settings.threshold(), set.keep_recent, set.max_history_messages);
         if threshold <= keep {
             let paths = ["consolidation.threshold", "consolidation.keep_recent"];
             self.add(paths, format!("{} ({threshold}) must be greater than {} ({keep})", paths[0], paths[1]));
@@ -156,6 +158,20 @@ impl Violations {
             let paths = ["consolidation.max_history_messages", "consolidation.threshold"];
             let rule = format!("{} ({max}) must be greater than {} ({threshold})", paths[0], paths[1]);
             self.add(paths, format!("{rule}: otherwise messages are omitted before they are summarised"));
+        }
+        let shares = [
+            ("consolidation.trigger_share", set.trigger_share),
+            ("consolidation.keep_share", set.keep_share),
+            ("consolidation.summary_share", set.summary_share),
+        ];
+        for (path, share) in shares.into_iter().filter(|(_, share)| !(0.01..=1.0).contains(share)) {
+            self.add([path], format!("{path} ({share}) must be a share of the window: from 0.01 to 1.0"));
+        }
+        let [(trigger, most), (_, keep), (_, summary)] = shares;
+        if most - keep - summary < 0.2 - f64::EPSILON * 4.0 {
+            let rule = "must exceed consolidation.keep_share and consolidation.summary_share together by at least 0.2";
+            let fix = "otherwise almost every exchange is followed by a consolidation";
+            self.add(shares.map(|(path, _)| path), format!("{trigger} ({most}) {rule}: {fix}"));
         }
         for (path, value) in entries(settings) {
             let is_prompt = matches!(*path.parts(), ["consolidation", "prompts", _]);

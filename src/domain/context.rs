@@ -11,9 +11,40 @@ use std::sync::{LazyLock, OnceLock};
 const SEPARATOR: &str = "\n\n";
 const SEPARATOR_JSON: &str = r"\n\n";
 
-/// The notice that messages will be omitted soon: see [`notice_due`].
-pub const NOTICE: &str = "This conversation has grown almost too long to be sent whole. Its oldest messages will soon be \
-dropped from what you see. If anything in them matters later, save it with the memory tool now.";
+/// What the agent is told about messages that it does not see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// Messages will be omitted soon: see [`notice_due`].
+    Soon,
+    /// Messages are omitted.
+    Omitted,
+}
+
+impl Notice {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Soon => {
+                "This conversation has grown almost too long to be sent whole. Its oldest messages will soon be \
+                 dropped from what you see. If anything in them matters later, save it with the memory tool now."
+            }
+            Self::Omitted => {
+                "This conversation has grown too long to be sent whole. Older messages are missing from what you see, and \
+                 from the summary; the tool search_history finds them, if you have it. If anything that you still see \
+                 matters later, save it with the memory tool now."
+            }
+        }
+    }
+
+    fn part(self) -> &'static SystemPart {
+        static PARTS: LazyLock<[SystemPart; 2]> = LazyLock::new(|| {
+            let part =
+                |notice: Notice| SystemPart::new(&format!("{NOTICE_HEADING}{SEPARATOR}{}", notice.text()));
+            [part(Notice::Soon), part(Notice::Omitted)]
+        });
+        let [soon, omitted] = &*PARTS;
+        if self == Self::Soon { soon } else { omitted }
+    }
+}
 
 /// A part of the system message as it is sent: encoded and counted once, and used in many contexts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,7 +123,7 @@ pub struct SystemParts<'a> {
     pub summary: Option<&'a SystemPart>,
     /// The part about skills including its headings: see [`super::skill::section`].
     pub skills: Option<&'a SystemPart>,
-    pub notice: bool,
+    pub notice: Option<Notice>,
 }
 
 /// A system message and its size.
@@ -104,17 +135,15 @@ pub struct SystemMessage {
     pub tokens: i64,
 }
 
-/// Returns `true` if the agent has to be told that old messages will be omitted: from 80 % of a limit of the tail on.
+/// Returns `true` if the agent has to be told that old messages will be omitted: from 80 % of a limit on.
 pub fn notice_due(size: i64, limit: usize) -> bool {
     usize::try_from(size).is_ok_and(|size| size.saturating_mul(5) >= limit.saturating_mul(4))
 }
 
 /// Joins the parts of a system message with blank lines.
 pub fn system_message(parts: &SystemParts<'_>) -> SystemMessage {
-    static NOTICE_PART: LazyLock<SystemPart> =
-        LazyLock::new(|| SystemPart::new(&format!("{NOTICE_HEADING}{SEPARATOR}{NOTICE}")));
     let SystemParts { system_prompt, memory, summary, skills, notice } = *parts;
-    let parts = [system_prompt, memory, summary, skills, notice.then_some(&*NOTICE_PART)];
+    let parts = [system_prompt, memory, summary, skills, notice.map(Notice::part)];
     let parts = || parts.iter().copied().flatten().filter(|part| !part.json.is_empty());
     let bytes: usize = parts().map(|part| part.json.len() + SEPARATOR_JSON.len()).sum();
     let (mut json, mut tokens) = (String::with_capacity(bytes), JoinedCount::default());
@@ -179,7 +208,7 @@ mod tests {
                     memory: Some(&stored(MEMORY_HEADING, memory)),
                     summary: Some(&stored(SUMMARY_HEADING, summary)),
                     skills: Some(&SystemPart::new("## Memory Guide\n\nMerge, then write.")),
-                    notice: true,
+                    notice: Some(Notice::Soon),
                 };
                 let message = system_message(&parts);
                 let text = text_of(&message);
@@ -187,7 +216,8 @@ mod tests {
                     if summary.is_empty() { "" } else { &format!("{SUMMARY_HEADING}\n\n{summary}\n\n") };
                 let memory = escape_headings(memory);
                 let expected = format!(
-                    "Be kind!\n\n\n{MEMORY_HEADING}\n\n{memory}\n\n{summary}## Memory Guide\n\nMerge, then write.\n\n{NOTICE_HEADING}\n\n{NOTICE}"
+                    "Be kind!\n\n\n{MEMORY_HEADING}\n\n{memory}\n\n{summary}## Memory Guide\n\nMerge, then write.\n\n{NOTICE_HEADING}\n\n{}",
+                    Notice::Soon.text()
                 );
                 assert_eq!(text, expected);
                 assert_eq!(message.tokens, tokens::PER_MESSAGE + tokens::count_text(&text), "{text}");

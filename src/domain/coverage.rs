@@ -5,6 +5,7 @@
 
 use super::message_metadata::MessageMetadata;
 use super::split_points::{self, UnansweredCalls};
+use super::tokens::Tokenizer;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -24,6 +25,19 @@ pub enum OmissionReason {
     Redacted,
 }
 
+impl OmissionReason {
+    /// Returns the name in responses and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MaxHistoryMessages => "max_history_messages",
+            Self::MaxContextBytes => "max_context_bytes",
+            Self::OnFailure => "on_failure",
+            Self::MaxTokens => "max_tokens",
+            Self::Redacted => "redacted",
+        }
+    }
+}
+
 /// A range of messages that are neither summarised nor sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct OmittedRange {
@@ -36,7 +50,7 @@ pub struct OmittedRange {
 
 /// The messages that the summary covers, that are sent verbatim, and that are omitted: together 1 … `last_seq`, each
 /// exactly once.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Coverage {
     /// The newest message; 0 if there are none.
     pub last_seq: i64,
@@ -46,6 +60,22 @@ pub struct Coverage {
     pub verbatim_from: i64,
     /// The messages in between, and redacted messages of the verbatim part, in order.
     pub omitted: Vec<OmittedRange>,
+    /// The messages of the verbatim part of which only the beginning and the end are sent.
+    pub shortened: Vec<ShortenedMessage>,
+    /// A message that the summary covers, and that is repeated at the beginning of the list, because the turn that it began is not over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub repeated: Option<i64>,
+}
+
+/// A result of a tool whose middle is not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ShortenedMessage {
+    pub seq: i64,
+    /// Tokens of the message as it is stored.
+    pub tokens: i64,
+    /// Tokens of the message as it is sent.
+    pub sent_tokens: i64,
 }
 
 impl Coverage {
@@ -58,6 +88,21 @@ impl Coverage {
             let from_seq = self.verbatim_from;
             self.verbatim_from += messages;
             self.omitted.push(OmittedRange { from_seq, to_seq: self.verbatim_from - 1, reason });
+        }
+    }
+
+    /// Reports the messages of the verbatim part that are not sent as they are stored.
+    pub fn report_shortened(
+        &mut self,
+        stored: &[MessageMetadata],
+        sent: &[MessageMetadata],
+        tokenizer: Tokenizer,
+    ) {
+        for (seq, (stored, sent)) in (self.verbatim_from..).zip(stored.iter().zip(sent)) {
+            if stored.tokens != sent.tokens {
+                let [tokens, sent_tokens] = [stored, sent].map(|message| tokenizer.scale(message.tokens));
+                self.shortened.push(ShortenedMessage { seq, tokens, sent_tokens });
+            }
         }
     }
 
@@ -102,7 +147,7 @@ pub fn plan_coverage(
         TailSelection::All => tail_len,
     };
     let mut coverage =
-        Coverage { last_seq, summary_through: cursor, verbatim_from: cursor + 1, omitted: Vec::new() };
+        Coverage { last_seq, summary_through: cursor, verbatim_from: cursor + 1, ..Coverage::default() };
     let not_loaded = tail_len.saturating_sub(messages.len());
     if not_loaded == 0 && tail_len <= max_messages && tail_len <= keep {
         return coverage;

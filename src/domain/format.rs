@@ -18,7 +18,9 @@ mod openai;
 mod tool_pairing;
 mod types;
 
-pub use types::{MessageExtra, MessageList, RenderInput, RenderedContext, RenderedMessage, StablePrefix};
+pub use types::{
+    MessageExtra, MessageList, Opening, RenderInput, RenderedContext, RenderedMessage, StablePrefix,
+};
 
 /// The fields of the messages in a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -3,6 +3,7 @@
 //! The JSON text is stored and returned; it is never encoded again from the parsed fields. So unknown fields, the spelling
 //! of numbers and strings and the order of keys are preserved. Models receive the standard form: see [`standard`].
 
+use super::recall_block::without_block;
 use super::redaction::PLACEHOLDER;
 use super::validation::FieldError;
 use members::{Members, ObjectWriter, list, object, quote};
@@ -43,7 +44,8 @@ impl Message {
 
     /// Parses a message sent by a client. Returns all invalid fields, not only the first one.
     pub fn parse(json: &RawValue) -> Result<Self, Vec<FieldError>> {
-        Ok(Self { parts: parse::parse(json.get(), Source::Client)?, json: minify_json(json.get()).into() })
+        let json = without_block(json.get());
+        Ok(Self { parts: parse::parse(&json, Source::Client)?, json: minify_json(&json).into() })
     }
 
     /// Parses a message of an export, which may come from an earlier version that accepted more.
@@ -54,8 +56,9 @@ impl Message {
     /// Parses a message in the Anthropic format; parts of the chat format are accepted, too. Each result of a tool becomes a
     /// message of its own.
     pub fn parse_anthropic(json: &RawValue) -> Result<Vec<Self>, Vec<FieldError>> {
-        let parts = parse::parse(json.get(), Source::AnthropicClient)?;
-        let json = minify_json(json.get());
+        let json = without_block(json.get());
+        let parts = parse::parse(&json, Source::AnthropicClient)?;
+        let json = minify_json(&json);
         match blocks::split_results(&json) {
             None => Ok(vec![Self { parts, json: json.into() }]),
             Some(messages) => messages.into_iter().map(Self::from_stored).collect(),
@@ -78,7 +81,8 @@ impl Message {
     }
 
     fn parse_content(role: Role, content: &RawValue, source: Source) -> Result<Self, Vec<FieldError>> {
-        let json = format!(r#"{{"role":"{role}","content":{}}}"#, minify_json(content.get()));
+        let content = without_block(content.get());
+        let json = format!(r#"{{"role":"{role}","content":{}}}"#, minify_json(&content));
         let parts = parse::parse(&json, source).map_err(|mut errors| {
             for error in &mut errors {
                 let path = error.field.strip_prefix("content").unwrap_or(&error.field);
@@ -86,7 +90,7 @@ impl Message {
             }
             errors
         })?;
-        if content.get() == "null" {
+        if content == "null" {
             return Err(vec![FieldError::new("", "must be a string or a list of content parts")]);
         }
         Ok(Self { parts, json: json.into() })

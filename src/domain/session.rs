@@ -7,6 +7,15 @@ use time::OffsetDateTime;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+/// The window of a list, in tokens of the stored encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Largest size of the list.
+    pub tokens: i64,
+    /// Size of the list without summary and history: system prompt, memory document, skills, and the new message.
+    pub fixed: i64,
+}
+
 /// The state of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
@@ -31,6 +40,8 @@ pub struct Session {
     /// The newest revision; 0 if there is none.
     pub revision: i64,
     pub consolidation: ConsolidationState,
+    /// The window of its latest context request, if that had one. Work in the background depends on it.
+    pub window: Option<Window>,
     /// The session that it was copied from.
     pub forked_from: Option<ForkOrigin>,
     /// Identifies the session beyond its id: it changes if the session is erased and created again, if it

@@ -2,7 +2,8 @@
 //!
 //! A split point `i` lies before message `i`. It is *safe* if no tool call is open there. A call is open from its message
 //! to its result; [`UnansweredCalls`] defines how long a call without a result stays open. Among the safe points, one
-//! before a user message is preferred, because a turn of the conversation begins there.
+//! before a user message is preferred, because a turn of the conversation begins there. If calls are open everywhere, messages are
+//! split where the fewest are separated from their results: missing halves are inserted when a list is rendered.
 
 use super::message::Role;
 use super::message_metadata::MessageMetadata;
@@ -21,23 +22,30 @@ pub enum UnansweredCalls {
 
 /// Defines how a result is treated whose call lies before the given messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum OrphanResults {
+pub enum OrphanResults {
     /// The call is already summarised, so no split can separate the two any more.
     Ignore,
     /// The call is omitted from the context, so the result has to be omitted, too.
     Block,
 }
 
-/// A safe split point.
-#[derive(Clone, Copy)]
-struct SplitPoint {
-    position: usize,
-    before_user_message: bool,
+/// A position at which messages can be split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SplitPoint {
+    pub position: usize,
+    pub before_user_message: bool,
+    /// Number of tool calls that the split separates from their results. The point is safe if there are none.
+    pub separated: i64,
 }
 
-/// Returns the safe split points in ascending order. The first and the last position, 0 and `messages.len()`, are
-/// included if they are safe.
-fn safe_split_points(
+impl SplitPoint {
+    pub fn is_safe(&self) -> bool {
+        self.separated == 0
+    }
+}
+
+/// Returns all positions from 0 to `messages.len()`.
+pub fn split_points(
     messages: &[MessageMetadata],
     unanswered: UnansweredCalls,
     orphans: OrphanResults,
@@ -82,16 +90,13 @@ fn safe_split_points(
         };
         block(call + 1, until);
     }
-    let mut open = 0;
+    let mut separated = 0;
     let before_user_message = messages.iter().map(is_user).chain([false]);
-    (0..)
-        .zip(deltas)
-        .zip(before_user_message)
-        .filter_map(|((position, delta), before_user_message)| {
-            open += delta;
-            (open == 0).then_some(SplitPoint { position, before_user_message })
-        })
-        .collect()
+    let point = |((position, delta), before_user_message)| {
+        separated += delta;
+        SplitPoint { position, before_user_message, separated }
+    };
+    (0..).zip(deltas).zip(before_user_message).map(point).collect()
 }
 
 /// Returns the last safe split point in `1..=limit`: the messages before it can be summarised. Prefers the last point
@@ -101,41 +106,51 @@ pub fn last_at_or_before(
     limit: usize,
     unanswered: UnansweredCalls,
 ) -> Option<usize> {
-    let points = safe_split_points(messages, unanswered, OrphanResults::Ignore);
-    let mut candidates = points.into_iter().filter(|point| (1..=limit).contains(&point.position)).rev();
+    let points = split_points(messages, unanswered, OrphanResults::Ignore).into_iter().rev();
+    let mut candidates = points.filter(|point| point.is_safe() && (1..=limit).contains(&point.position));
     let last = candidates.clone().next()?;
     Some(candidates.find(|point| point.before_user_message).unwrap_or(last).position)
 }
 
 /// Returns all positions in `1..=end` at which a batch may end. `end` is always the last of them.
 pub fn all_up_to(messages: &[MessageMetadata], end: usize, unanswered: UnansweredCalls) -> Vec<usize> {
-    let points = safe_split_points(messages, unanswered, OrphanResults::Ignore).into_iter();
-    points.map(|point| point.position).filter(|position| (1..end).contains(position)).chain([end]).collect()
+    let points = split_points(messages, unanswered, OrphanResults::Ignore).into_iter();
+    let safe = points.filter(SplitPoint::is_safe).map(|point| point.position);
+    safe.filter(|position| (1..end).contains(position)).chain([end]).collect()
 }
 
 /// Returns the first safe split point at or after `from`: the messages after it are sent verbatim.
 ///
 /// Prefers a point before a user message, unless this would omit more than half of the messages that could be sent: an
-/// agent may work for long without a user message. Unanswered calls stay with the messages that follow them if possible.
+/// agent may work for long without a user message. Unanswered calls stay with the messages that follow them if possible. If
+/// the safe points would omit more than half of the messages, the split separates as few calls from their results as possible.
 pub fn first_at_or_after(messages: &[MessageMetadata], from: usize) -> usize {
     let len = messages.len();
-    [UnansweredCalls::Block, UnansweredCalls::Ignore]
-        .into_iter()
-        .find_map(|unanswered| {
-            let points = safe_split_points(messages, unanswered, OrphanResults::Block);
-            let mut candidates = points.into_iter().filter(|point| (from..len).contains(&point.position));
-            let first = candidates.clone().next()?.position;
-            let user = candidates.find(|point| point.before_user_message).map(|point| point.position);
-            Some(user.filter(|user| (len - user) * 2 >= len - first).unwrap_or(first))
-        })
-        .unwrap_or(len)
+    let keeps_half = |position: usize, of: usize| (len - position) * 2 >= len - of;
+    for unanswered in [UnansweredCalls::Block, UnansweredCalls::Ignore] {
+        let points = split_points(messages, unanswered, OrphanResults::Block).into_iter();
+        let mut candidates = points.filter(|point| point.is_safe() && (from..len).contains(&point.position));
+        let Some(first) = candidates.clone().next().filter(|first| keeps_half(first.position, from)) else {
+            continue;
+        };
+        let user = candidates.find(|point| point.before_user_message).map(|point| point.position);
+        return user.filter(|user| keeps_half(*user, first.position)).unwrap_or(first.position);
+    }
+    let points = split_points(messages, UnansweredCalls::Ignore, OrphanResults::Block).into_iter();
+    let candidates =
+        points.filter(|point| (from..len).contains(&point.position) && keeps_half(point.position, from));
+    let fewest = candidates.min_by_key(|point| (point.separated, !point.before_user_message, point.position));
+    fewest.map_or(len, |point| point.position)
 }
 
-/// Returns all positions, in ascending order, that do not separate a tool call from its result. Calls without a result
-/// block no position, because omitting messages on either side leaves no result behind.
-pub fn all(messages: &[MessageMetadata]) -> Vec<usize> {
-    let points = safe_split_points(messages, UnansweredCalls::Ignore, OrphanResults::Ignore);
-    points.into_iter().map(|point| point.position).collect()
+/// Returns the position of the newest turn: that of the last user message, or 0 without one.
+pub fn newest_turn(messages: &[MessageMetadata]) -> usize {
+    messages.iter().rposition(|message| message.role == Role::User).unwrap_or(0)
+}
+
+/// Returns the position of the last message that makes tool calls; `messages.len()` if there is none.
+pub fn last_round(messages: &[MessageMetadata]) -> usize {
+    messages.iter().rposition(|message| !message.calls().is_empty()).unwrap_or(messages.len())
 }
 
 #[cfg(test)]
@@ -169,10 +184,13 @@ mod tests {
         last_at_or_before(&conversation(script), limit, unanswered)
     }
 
-    #[test_case("u Ax u a tx a u", 2 => 6; "after a late result")]
+    #[test_case("u Ax u a tx a u", 5 => 6; "after a late result")]
+    #[test_case("u Ax u a tx a u", 2 => 2; "a late result is no reason to omit most messages")]
     #[test_case("a tx a u a", 0 => 3; "result without call is omitted with the messages before it")]
-    #[test_case("a tx a", 0 => 2; "without a user message")]
-    #[test_case("a tx", 0 => 2; "an empty list is better than an orphan")]
+    #[test_case("a tx a", 0 => 0; "without a user message")]
+    #[test_case("a tx", 0 => 0; "an inserted call is better than an empty list")]
+    #[test_case("u a u a u a u a tx a", 2 => 2; "result without call")]
+    #[test_case("u Ax u Ay tx u Az ty u Aw tz a", 2 => 2; "overlapping calls")]
     #[test_case("Ax a a", 1 => 1; "an unanswered call is no reason to omit")]
     #[test_case("a a a u a a", 0 => 3; "user message in the middle")]
     #[test_case("a Ax tx a a u", 0 => 0; "late user message does not empty the context")]

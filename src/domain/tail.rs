@@ -5,6 +5,7 @@ use super::message::{Message, SentForm};
 use super::message_metadata::{ContextMessage, MessageMetadata};
 use super::tokens;
 use bytes::Bytes;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -238,6 +239,19 @@ impl Tail {
         tail.metadata.extend(self.metadata.iter().skip(skipped).cloned());
         tail.push(messages);
         Some(tail)
+    }
+
+    /// Returns the messages, of which those at some positions are replaced.
+    #[must_use]
+    pub fn with_replaced(&self, mut replacements: BTreeMap<usize, Message>) -> Self {
+        let message = |(position, message): (usize, TailMessage<'_>)| {
+            let (metadata, json) = match replacements.remove(&position) {
+                Some(new) => (MessageMetadata::new(&new, tokens::count_message(&new)), new.json().to_owned()),
+                None => (message.metadata.clone(), message.json().to_owned()),
+            };
+            ContextMessage { seq: message.seq(), metadata, json }
+        };
+        Self::new(self.first_seq, self.messages(0).enumerate().map(message).collect())
     }
 
     pub fn len(&self) -> usize {

@@ -45,6 +45,11 @@ impl Tool {
         self == Self::MemoryWrite
     }
 
+    /// Returns `true` if this is the name of a tool of precis, also with the prefix of an MCP client (`mcp__precis__memory_read`).
+    pub fn is_name(name: &str) -> bool {
+        Self::parse(name.rsplit_once("__").map_or(name, |(_, name)| name)).is_some()
+    }
+
     /// Returns the description that teaches the model when and how to call the tool.
     pub fn description(self) -> &'static str {
         match self {

@@ -10,6 +10,7 @@
 use super::message::{Message, Role};
 use super::shorten::shorten_middle;
 use super::tokens;
+use super::tool::Tool;
 use serde::Serialize;
 use time::macros::format_description;
 use time::{Duration, OffsetDateTime};
@@ -125,6 +126,7 @@ impl TranscriptEntry {
         let calls = message
             .tool_calls()
             .iter()
+            .filter(|call| !Tool::is_name(&call.name))
             .map(|call| {
                 let name = shorten(&call.name, MAX_NAME_CHARS);
                 format!("{name}({})", shorten(&call.arguments, MAX_ARGUMENT_CHARS))
@@ -135,8 +137,8 @@ impl TranscriptEntry {
         Self { role: message.role(), name, text, calls }
     }
 
-    /// Returns the entry of a redacted message. It is empty, because a placeholder is nothing to summarise.
-    pub fn redacted(role: Role) -> Self {
+    /// Returns the entry of a redacted message, or of a result of precis' own tools: there is nothing to summarise.
+    pub fn empty(role: Role) -> Self {
         Self { role, name: None, text: String::new(), calls: Vec::new() }
     }
 

@@ -328,11 +328,15 @@ impl Problem {
     }
 
     /// Returns the error for a budget that the parts that cannot be omitted exceed.
-    fn budget_too_small(max: i64, needed: i64, tokenizer: Tokenizer) -> Self {
+    fn budget_too_small(max: i64, reserved: i64, needed: i64, tokenizer: Tokenizer) -> Self {
+        let of_reserved =
+            if reserved == 0 { String::new() } else { format!(", of which {reserved} are reserved") };
+        let (turn, least) = (needed, needed.saturating_add(reserved));
         let detail = format!(
-            "System prompt, memory document, summary and new message have {needed} tokens ({tokenizer}), and max_tokens \
-             is {max}: allow at least {needed}, or send less."
+            "System prompt, memory document, summary and newest turn have {turn} tokens ({tokenizer}) although results of \
+             tools were shortened, and max_tokens is {max}{of_reserved}: allow at least {least}, or send less."
         );
+        let needed = least;
         let field = FieldError::new("max_tokens", format!("must be at least {needed}"));
         let status = StatusCode::UNPROCESSABLE_ENTITY;
         Self { errors: vec![field], ..Self::new(status, "budget-too-small", "Budget too small", detail) }
@@ -503,8 +507,8 @@ impl From<Error> for Problem {
                     format!("has {bytes} bytes, at most {max} are allowed (memory.max_bytes): shorten it");
                 Self::invalid_field("content", detail)
             }
-            Error::BudgetTooSmall { max_tokens: max, needed, tokenizer } => {
-                Self::budget_too_small(max, needed, tokenizer)
+            Error::BudgetTooSmall { max_tokens: max, reserved, needed, tokenizer } => {
+                Self::budget_too_small(max, reserved, needed, tokenizer)
             }
             Error::InvalidQuery(error) => Self::invalid_field("q", error.to_string()),
             Error::SearchDisabled => {

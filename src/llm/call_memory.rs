@@ -116,7 +116,7 @@ mod tests {
     use ResponsePart::{Incomplete, Text};
 
     const MIB: usize = 1 << 20;
-    const TASK: Task<'static> = Task::MetaConsolidate { summary: "short", sentences: 1 };
+    const TASK: Task<'static> = Task::MetaConsolidate { summary: "short", sentences: 1, max_words: 99 };
 
     #[tokio::test]
     async fn responses_of_all_calls_have_a_common_limit() {
@@ -146,7 +146,7 @@ mod tests {
     async fn call_waits_for_its_first_share_only() {
         let limit = CallMemoryLimit::new(8 * MIB);
         let summary = "x".repeat(MIB);
-        let large = Task::MetaConsolidate { summary: &summary, sentences: 1 };
+        let large = Task::MetaConsolidate { summary: &summary, sentences: 1, max_words: 99 };
         let first = limit.acquire(&large, Duration::from_secs(1)).await.expect("the largest share");
         let wait = Duration::from_secs(5);
         let second = limit.acquire(&TASK, wait).await;

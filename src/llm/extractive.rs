@@ -30,6 +30,9 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
+/// The name of the built-in model.
+pub use crate::config::EXTRACTIVE as MODEL;
+
 /// The prompt version of extractive summaries in revisions. Increase it with every change of the selection.
 pub const VERSION: &str = "extractive-1";
 
@@ -110,13 +113,13 @@ fn longest_wordless_text(entries: &[TranscriptEntry]) -> String {
     })
 }
 
-/// Compresses a summary to its most informative sentences, at least one and at most `sentences`, as one paragraph with
-/// the speakers.
+/// Compresses a summary to its most informative sentences, at least one and of at most `max_words` words, as one paragraph with the
+/// speakers.
 ///
 /// The result has fewer Unicode words than the summary if the summary has at least two. The input may be any prose;
 /// text without speaker labels stays without.
 #[must_use]
-pub fn compress(summary: &str, sentences: usize) -> String {
+pub fn compress(summary: &str, max_words: usize) -> String {
     let mut terms = Terms::default();
     let mut sources = Vec::new();
     let (mut label, mut source) = (None, 0);
@@ -138,13 +141,13 @@ pub fn compress(summary: &str, sentences: usize) -> String {
     }
     // A sentence of a summary is a passage already.
     let passages: Vec<_> = (0..sources.len()).map(|number| number..number + 1).collect();
-    let max_words = summary.unicode_words().count();
-    let mut selected = select(&sources, &passages, terms.weights(), sentences.max(1), |passage| {
-        passage::sentence_count(&passage_text(&sources, passage))
+    let max_words = max_words.min(summary.unicode_words().count().saturating_sub(1)).max(1);
+    let mut selected = select(&sources, &passages, terms.weights(), max_words, |passage| {
+        passage_text(&sources, passage).unicode_words().count()
     });
     while selected.len() > 1 {
         let text = write(&sources, selected.clone());
-        if text.unicode_words().count() < max_words {
+        if text.unicode_words().count() <= max_words {
             return text;
         }
         selected.pop();
@@ -154,7 +157,7 @@ pub fn compress(summary: &str, sentences: usize) -> String {
     } else {
         write(&sources, selected)
     };
-    shorten(&text, max_words)
+    shorten(&text, max_words + 1)
 }
 
 /// Writes the passages in the order of the conversation. A label precedes the first passage of each source.

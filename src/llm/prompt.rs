@@ -161,7 +161,7 @@ impl Prompts {
                 let data = format!("<conversation>\n{}</conversation>", encode_transcript(lines));
                 (&self.consolidate_system, &self.consolidate_user, "{conversation}", sentences, data)
             }
-            Task::MetaConsolidate { summary, sentences } => {
+            Task::MetaConsolidate { summary, sentences, .. } => {
                 let data = format!("<summary>\n{}\n</summary>", encode_text(summary));
                 (&self.meta_system, &self.meta_user, "{summary}", sentences, data)
             }

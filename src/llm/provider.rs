@@ -92,9 +92,9 @@ impl Provider for Extractive {
                 let entries: Vec<_> = lines.iter().map(|line| line.entry.clone()).collect();
                 tokio::task::spawn_blocking(move || extractive::consolidate(&entries, sentences))
             }
-            Task::MetaConsolidate { summary, sentences } => {
+            Task::MetaConsolidate { summary, max_words, .. } => {
                 let summary = summary.to_owned();
-                tokio::task::spawn_blocking(move || extractive::compress(&summary, sentences))
+                tokio::task::spawn_blocking(move || extractive::compress(&summary, max_words))
             }
             Task::Rerank { .. } => return Err(ModelError::Rejected(Rejection::NotAnOrder)),
         };

@@ -266,7 +266,7 @@ mod tests {
         for text in ["Summary: None.", "N: A.", "none", "_: 👍", "?!"] {
             assert_eq!(check(&format!(" {text}\n"), &CONSOLIDATE).as_deref(), Ok(text));
         }
-        let compress = Task::MetaConsolidate { summary: "one two three", sentences: 8 };
+        let compress = Task::MetaConsolidate { summary: "one two three", sentences: 8, max_words: 99 };
         for (text, result) in [
             ("None.", Ok("None.")),
             ("👍", Err(Rejection::Empty)),
@@ -290,7 +290,7 @@ mod tests {
             ("明天十点开会", "我们明天上午十点开会", Some(Rejection::NotShorter)),
         ];
         for (summary, text, rejection) in cases {
-            let task = Task::MetaConsolidate { summary, sentences: 8 };
+            let task = Task::MetaConsolidate { summary, sentences: 8, max_words: 99 };
             assert_eq!(check_response(text, FinishReason::Complete, &task).err(), rejection, "{text:?}");
             assert_eq!(check_response(text, FinishReason::Complete, &CONSOLIDATE).err(), None);
         }

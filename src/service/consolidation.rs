@@ -10,18 +10,21 @@ use crate::blocking;
 use crate::capacity;
 use crate::domain::api_key::redact_keys;
 use crate::domain::consolidation::{
-    Activity, ConsolidationPlan, LEASE_TTL, divide_sentences, requested_sentences,
+    Activity, ConsolidationPlan, LEASE_TTL, PlanScope, Rule, SessionSize, divide_sentences,
+    requested_sentences,
 };
 use crate::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::revision::{ModelUsage, Provenance, Revision};
+use crate::domain::search::text::OwnResults;
 use crate::domain::session::Session;
+use crate::domain::session::Window;
 use crate::domain::transcript::{TimeLines, TranscriptEntry, TranscriptLine};
 use crate::domain::{batching, summary};
 use crate::llm::{Attempt, Cost, LlmError, PoolResponse, Task};
-use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError};
+use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError, StoredMessage};
 use crate::trace_context::step;
 use futures_util::FutureExt as _;
 use serde::Serialize;
@@ -170,6 +173,34 @@ pub(super) struct SnapshotPlan {
     pub(super) plan: ConsolidationPlan,
 }
 
+/// The reason for a run, and the list that it makes room for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RunScope {
+    pub(super) cause: RunCause,
+    /// The window of the list; `None` is the latest one of the session.
+    pub(super) window: Option<Window>,
+    /// A new message of the user follows the tail.
+    pub(super) has_new_message: bool,
+    /// The list would lack messages otherwise, although no rule makes the run due.
+    pub(super) lack: Option<Lack>,
+}
+
+/// The messages that a list would lack without a consolidation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lack {
+    /// Number of the newest messages that are available.
+    pub(super) available: usize,
+    /// Messages would be omitted, and not only shortened.
+    pub(super) omits: bool,
+}
+
+impl RunScope {
+    /// Returns the scope of a run without a context.
+    pub(super) fn new(cause: RunCause) -> Self {
+        Self { cause, window: None, has_new_message: false, lack: None }
+    }
+}
+
 /// One consolidation of one session.
 struct ConsolidationRun {
     service: MemoryService,
@@ -179,13 +210,14 @@ struct ConsolidationRun {
     session: Session,
     /// The token of the lease.
     lease: Uuid,
-    cause: RunCause,
-    /// Set if the run was requested explicitly, so that it ignores the threshold.
+    scope: RunScope,
+    /// Set if the run was requested explicitly, so that it ignores the rule.
     is_forced: bool,
     /// The plan that the context request made before the run, if any.
     plan: Option<ConsolidationPlan>,
     /// Transcript of the messages after the cursor, as far as they are loaded.
     lines: Vec<TranscriptLine>,
+    own_results: OwnResults,
     /// Number of calls that may still compress a part of a summary.
     group_calls: usize,
     spending: Spending,
@@ -226,6 +258,8 @@ struct Batch {
     lines: Vec<TranscriptLine>,
     /// Sum of the stored token counts of the messages.
     message_tokens: i64,
+    /// Requested length of the summary. It depends on all messages, including those without text.
+    sentences: usize,
     /// Tokens that one model call may contain.
     capacity: usize,
 }
@@ -241,8 +275,7 @@ struct Part {
 impl Batch {
     /// Divides the batch into parts for one call each, and its sentences among them. A batch without text has none.
     fn into_parts(self) -> Vec<Part> {
-        // The length of the summary depends on all messages of the batch, including those without text.
-        let sentences = requested_sentences(self.lines.len());
+        let sentences = self.sentences;
         let lines = self.lines.into_iter().filter(|line| !line.entry.is_empty()).collect();
         let parts = batching::split_to_fit(lines, self.capacity);
         let sentences = divide_sentences(sentences, parts.len());
@@ -259,7 +292,8 @@ impl MemoryService {
     ) -> Result<Option<Revision>, Error> {
         let pools = self.config.pools.clone().ok_or(Error::ConsolidationDisabled)?;
         self.session(tenant, session).await?;
-        let run = self.spawn_run(tenant, session, RunCause::Request, LeaseCondition::Force, None, &pools);
+        let scope = RunScope::new(RunCause::Request);
+        let run = self.spawn_run(tenant, session, scope, LeaseCondition::Force, None, &pools);
         match run.await {
             Ok(ConsolidationReport { outcome: Outcome::Failed, reason, .. }) => {
                 Err(Error::ConsolidationFailed(reason.unwrap_or_default()))
@@ -279,7 +313,7 @@ impl MemoryService {
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        cause: RunCause,
+        scope: RunScope,
         condition: LeaseCondition,
         plan: Option<SnapshotPlan>,
         pools: &PoolNames,
@@ -290,11 +324,29 @@ impl MemoryService {
         let metrics = self.metrics.clone();
         let run = async move {
             let started_at = Instant::now();
-            let report = service.take_lease_and_run(tenant, &session, cause, condition, plan, pools).await;
-            metrics.record_consolidation(cause, &report, started_at.elapsed());
+            let report = service.take_lease_and_run(tenant, &session, scope, condition, plan, pools).await;
+            metrics.record_consolidation(scope.cause, &report, started_at.elapsed());
             report
         };
         self.tasks.spawn(capacity::scope(capacity::inherited(), run.instrument(span)))
+    }
+
+    /// Returns the list for which a run plans.
+    pub(super) fn plan_scope(&self, session: &Session, scope: &RunScope, is_forced: bool) -> PlanScope {
+        let policy = &self.config.policy;
+        let rule = policy.due_by(session.into(), scope.window);
+        let by_count = scope.window.is_none() || is_forced || rule == Some(Rule::Threshold);
+        // Half of those that the list can have.
+        let keep =
+            scope.lack.filter(|_| rule.is_none()).map(|lack| policy.keep_recent.min(lack.available / 2));
+        PlanScope {
+            window: scope.window,
+            summary_tokens: session.summary.tokens,
+            keep: keep.or(by_count.then_some(policy.keep_recent)),
+            overflows: scope.lack.is_some(),
+            omits: scope.lack.is_some_and(|lack| lack.omits),
+            has_new_message: scope.has_new_message,
+        }
     }
 
     /// Returns the present state of a session's consolidation. It is only displayed, so the clock of this host suffices.
@@ -331,7 +383,7 @@ impl MemoryService {
         self,
         tenant: TenantId,
         session: &SessionId,
-        cause: RunCause,
+        scope: RunScope,
         condition: LeaseCondition,
         plan: Option<SnapshotPlan>,
         pools: PoolNames,
@@ -352,12 +404,13 @@ impl MemoryService {
             service: self,
             pools,
             tenant,
+            scope: RunScope { window: scope.window.or(session.window), ..scope },
             session,
             lease,
-            cause,
             is_forced: condition == LeaseCondition::Force,
             plan,
             lines: Vec::new(),
+            own_results: OwnResults::default(),
             group_calls: compression::MAX_GROUP_CALLS,
             spending: Spending::new(),
             report: Outcome::NotDue.into(),
@@ -407,7 +460,7 @@ impl ConsolidationRun {
     }
 
     async fn execute_plans(&mut self) -> Result<(), RunError> {
-        while self.is_forced || self.exceeds_threshold() {
+        while self.is_forced || self.scope.lack.is_some() || self.rule().is_some() {
             let has_whole_tail = self.plan.is_some() || self.session.tail_len() <= MAX_PLANNED_MESSAGES;
             let plan = match self.plan.take() {
                 Some(plan) => plan,
@@ -425,25 +478,27 @@ impl ConsolidationRun {
         Ok(())
     }
 
-    fn exceeds_threshold(&self) -> bool {
-        let policy = &self.service.config.policy;
-        policy.exceeds_threshold(self.session.tail_len(), self.session.tail_tokens())
+    /// Returns the rule that makes the consolidation due.
+    fn rule(&self) -> Option<Rule> {
+        self.service.config.policy.due_by(SessionSize::from(&self.session), self.scope.window)
     }
 
-    /// Plans the tail. Returns `None` if it has no safe split point.
+    /// Plans the tail. Returns `None` if it cannot be split.
     async fn make_plan(&self) -> Result<Option<ConsolidationPlan>, RunError> {
         let (store, session) = (&self.service.store, &self.session);
         let messages = store
             .message_metadata(&self.tenant, &session.session_id, session.cursor, MAX_PLANNED_MESSAGES)
             .await?;
         let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
-        Ok(self.service.config.policy.plan(&messages, tail_len))
+        let scope = self.service.plan_scope(session, &self.scope, self.is_forced);
+        Ok(self.service.config.policy.plan(&messages, tail_len, &scope))
     }
 
     /// Summarises and commits the batches of a plan.
     async fn execute(&mut self, plan: &ConsolidationPlan) -> Result<(), RunError> {
         let mut done = 0;
         self.lines.clear();
+        self.own_results = OwnResults::default();
         while let Some(batch) = self.next_batch(plan, done).instrument(step!("load")).await? {
             let (messages, capacity) = (batch.lines.len(), batch.capacity);
             match self.summarize(batch).await {
@@ -470,10 +525,14 @@ impl ConsolidationRun {
         let mut times = TimeLines::default();
         let sizes: Vec<usize> = self.lines.iter().map(|line| times.tokens_with(line)).collect();
         let loaded_ends: Vec<usize> = ends.into_iter().filter(|end| *end <= sizes.len()).collect();
-        Ok(batching::batch_end(&sizes, &loaded_ends, capacity).map(|end| Batch {
-            lines: self.lines.iter().take(end).cloned().collect(),
-            message_tokens: message_tokens.iter().take(end).sum(),
-            capacity,
+        Ok(batching::batch_end(&sizes, &loaded_ends, capacity).map(|end| {
+            let message_tokens = message_tokens.iter().take(end).sum();
+            Batch {
+                lines: self.lines.iter().take(end).cloned().collect(),
+                message_tokens,
+                sentences: requested_sentences(end, message_tokens, self.limit()),
+                capacity,
+            }
         }))
     }
 
@@ -510,7 +569,7 @@ impl ConsolidationRun {
     }
 
     /// Loads `count` messages, beginning `offset` messages after the cursor; fewer if they are large.
-    async fn load(&self, offset: usize, count: usize) -> Result<Vec<TranscriptLine>, RunError> {
+    async fn load(&mut self, offset: usize, count: usize) -> Result<Vec<TranscriptLine>, RunError> {
         let query = MessageQuery {
             after_seq: self.session.cursor.saturating_add(i64::try_from(offset).unwrap_or(i64::MAX)),
             before_seq: i64::MAX,
@@ -526,22 +585,25 @@ impl ConsolidationRun {
         let page = page.filter(|page| is_complete(page) || is_part(page)).ok_or(RunError::Superseded)?;
         let messages = page.messages;
         // Parsing and counting a megabyte takes some tens of milliseconds.
-        let lines = move || -> Option<Vec<TranscriptLine>> {
-            messages
-                .into_iter()
-                .map(|stored| {
-                    let message = Message::from_stored(stored.json).ok()?;
-                    let entry = match stored.redacted_at {
-                        Some(_) => TranscriptEntry::redacted(message.role()),
-                        None => TranscriptEntry::of(&message),
-                    };
-                    Some(TranscriptLine::at(entry, Some(stored.created_at)))
-                })
-                .collect()
+        let mut own_results = std::mem::take(&mut self.own_results);
+        let lines = move || {
+            let line = |stored: StoredMessage| {
+                let message = Message::from_stored(stored.json).ok()?;
+                let is_own = own_results.is_next(&message);
+                let entry = if is_own || stored.redacted_at.is_some() {
+                    TranscriptEntry::empty(message.role())
+                } else {
+                    TranscriptEntry::of(&message)
+                };
+                Some(TranscriptLine::at(entry, Some(stored.created_at)))
+            };
+            let lines = messages.into_iter().map(line).collect::<Option<Vec<TranscriptLine>>>();
+            (lines, own_results)
         };
-        let lines = blocking::spawn_cpu(lines).await.ok_or(RunError::CorruptMessage);
+        let (lines, own_results) = blocking::spawn_cpu(lines).await;
+        self.own_results = own_results;
         capacity::current().release();
-        lines
+        lines.ok_or(RunError::CorruptMessage)
     }
 
     /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.
@@ -642,7 +704,7 @@ impl ConsolidationRun {
     fn record(&self, outcome: RecordOutcome, reason: Option<String>) -> RecordDetails {
         let Spending { since, models, usage, price } = &self.spending;
         RecordDetails {
-            cause: self.cause,
+            cause: self.scope.cause,
             outcome,
             reason,
             models: models.clone(),

@@ -14,6 +14,7 @@ use crate::domain::context::StoredParts;
 use crate::domain::exchange::{Exchange, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+use crate::domain::session::Window;
 use crate::domain::session::{ForkKind, Session};
 use crate::domain::tail::TailLimit;
 use crate::storage::{ContextSnapshot, LoadedContext, SMALL_TAIL_BYTES, SessionHead, Store, StoreError};
@@ -168,7 +169,9 @@ impl ContextCache {
         let is_same = copy.incarnation == Some(head.incarnation)
             && (session.revision, session.cursor) == (head.revision, head.cursor)
             && copy.memory_version == head.memory;
-        if !is_same || copy.tail.last_seq() > head.last_seq {
+        // A request with a larger window needs more messages.
+        let wanted = first_seq(head.cursor, head.last_seq, limit.messages);
+        if !is_same || copy.tail.last_seq() > head.last_seq || copy.tail.first_seq() > wanted {
             return Ok(None);
         }
         let mut snapshot = ContextSnapshot {
@@ -188,8 +191,7 @@ impl ContextCache {
             let (tenant, session) = key;
             let new = store.context_messages(tenant, session, head.incarnation, known, head.last_seq);
             let new = new.instrument(step!("load")).boxed().await?;
-            let first_seq = first_seq(head.cursor, head.last_seq, limit.messages);
-            match copy.tail.advance(first_seq, limit.bytes, new) {
+            match copy.tail.advance(wanted, limit.bytes, new) {
                 Some(tail) if tail.last_seq() == head.last_seq => snapshot.tail = Arc::new(tail),
                 // The session was erased meanwhile, or most of its tail is new, or the new messages are large.
                 _ => return Ok(None),
@@ -202,6 +204,16 @@ impl ContextCache {
     fn keep(&self, key: Key, snapshot: ContextSnapshot) {
         if memory_of(&snapshot) <= self.max_snapshot_bytes {
             self.snapshots.insert(key, Arc::new(snapshot));
+        }
+    }
+
+    /// Records the window of a session in its copy.
+    pub(super) fn set_window(&self, tenant: &TenantId, session: &SessionId, window: Option<Window>) {
+        let key = (tenant.clone(), session.clone());
+        let Some(copy) = self.snapshots.get(&key) else { return };
+        if let Some(session) = &copy.session {
+            let session = Some(Session { window, ..session.clone() });
+            self.keep(key, ContextSnapshot { session, ..ContextSnapshot::clone(&copy) });
         }
     }
 
@@ -236,7 +248,7 @@ impl ContextCache {
         session: &SessionId,
         exchange: &Exchange,
         stored: &PersistedExchange,
-        limit: TailLimit,
+        limit: impl Fn(Option<i64>) -> TailLimit,
     ) {
         let key = (tenant.clone(), session.clone());
         let Some(copy) = self.snapshots.get(&key) else { return };
@@ -253,6 +265,7 @@ impl ContextCache {
             let metadata = MessageMetadata::new(message, *tokens);
             ContextMessage { seq, metadata, json: message.json().to_owned() }
         });
+        let limit = limit(state.window.map(|window| window.tokens));
         let first_seq = first_seq(state.cursor, stored.last_seq, limit.messages);
         if let Some(tail) = copy.tail.advance(first_seq, limit.bytes, messages.collect()) {
             self.keep(key, ContextSnapshot { tail: Arc::new(tail), ..ContextSnapshot::clone(&copy) });

@@ -1,26 +1,45 @@
 //! Building a context: the message list that an agent should send to its model now.
 
-use super::consolidation::{ConsolidationReport, Outcome, SnapshotPlan};
-use super::{Error, MemoryService, PoolNames, invalid_message};
+use super::consolidation::{ConsolidationReport, Lack, Outcome, RunScope, SnapshotPlan};
+use super::{Error, MemoryService, PoolNames, decode_message, invalid_message};
 use crate::blocking;
 use crate::capacity::WorkPermit;
-use crate::domain::budget::{self, MessageCost};
+use crate::domain::api_key::redact_keys;
+use crate::domain::budget::{self, Fit, MessageCost};
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::consolidation_record::RunCause;
-use crate::domain::context::{self, SystemMessage, SystemParts};
+use crate::domain::context::{self, Notice, SystemMessage, SystemParts};
 use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
-use crate::domain::format::{Format, ListOptions, RenderInput, RenderedContext, RenderedMessage};
+use crate::domain::error_chain::ErrorChain;
+use crate::domain::format::{Format, ListOptions, Opening, RenderInput, RenderedContext, RenderedMessage};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::Message;
+use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
+use crate::domain::recall::{self, RecallOptions, RecalledMessage};
 use crate::domain::session::Session;
+use crate::domain::session::Window;
+use crate::domain::split_points::newest_turn;
 use crate::domain::tail::Tail;
 use crate::domain::tokens::{self, Tokenizer};
-use crate::storage::{ContextSnapshot, LeaseCondition};
+use crate::storage::{ContextSnapshot, LeaseCondition, StoreError};
 use crate::trace_context::step;
 use futures_util::FutureExt as _;
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 use utoipa::ToSchema;
+
+/// A session with contexts that lack messages is logged once in this time.
+const WARNING_INTERVAL: Duration = Duration::from_hours(1);
+/// Number of consolidations that a context waits for at most because it would lack messages.
+const MAX_ATTEMPTS: usize = 3;
+/// The reason in the metric for contexts with shortened messages.
+pub(super) const SHORTENED: &str = "shortened";
+/// Tokens by which a message may be larger in another format than in that of stored counts.
+const FORMAT_MARGIN: i64 = 8;
 
 /// The options of a context request. Each of them is optional.
 #[derive(Clone, Debug, Default)]
@@ -37,14 +56,20 @@ pub struct ContextOptions {
     pub skills: String,
     /// The mode of consolidation; by default as configured.
     pub mode: Option<Mode>,
-    /// Largest number of tokens of the whole list.
+    /// The window: largest number of tokens of the whole list.
     pub max_tokens: Option<i64>,
+    /// Tokens of the window that the list leaves free, for definitions of tools and the answer.
+    pub reserved_tokens: i64,
+    /// `None`: no earlier messages are added to the new one.
+    pub recall: Option<RecallOptions>,
     pub format: Format,
     pub list: ListOptions,
     /// Marks the stable part for the provider's prompt cache.
     pub cache_control: bool,
     /// Released while the request waits for its consolidation.
     pub permit: WorkPermit,
+    /// The context is only looked at: it has no effect on the session, on metrics and on the log.
+    pub is_preview: bool,
 }
 
 /// A message list that is ready to be sent, and a description of its parts.
@@ -56,6 +81,8 @@ pub struct Context {
     pub exists: bool,
     pub list: RenderedContext,
     pub coverage: Coverage,
+    /// Earlier messages in the new message, in the order of the history.
+    pub recall: Vec<RecalledMessage>,
     pub summary: SummaryInfo,
     pub memory: MemoryInfo,
     pub consolidation: ConsolidationReport,
@@ -91,10 +118,20 @@ pub struct ContextTokens {
     pub system: i64,
     /// Tokens of the messages of the history, and of inserted ones.
     pub history: i64,
-    /// Tokens of the new message of the request.
+    /// Tokens of the new message of the request, with the recalled messages.
     pub user_message: i64,
+    /// Those of them that the recalled messages have.
+    pub recall: i64,
     /// The tokenizer that counted the tokens.
     pub tokenizer: String,
+}
+
+impl Context {
+    /// Returns `true` if messages are missing that a consolidation could have summarised.
+    fn omits(&self) -> bool {
+        let is_other = |reason| matches!(reason, OmissionReason::Redacted | OmissionReason::OnFailure);
+        self.coverage.omitted.iter().any(|range| !is_other(range.reason))
+    }
 }
 
 /// The decision of a context request about consolidation.
@@ -110,64 +147,156 @@ enum ConsolidationCheck {
 struct DueRun {
     mode: Mode,
     pools: PoolNames,
+    scope: RunScope,
     condition: LeaseCondition,
     /// The plan for the tail, if the snapshot contains the complete tail.
     plan: Option<SnapshotPlan>,
 }
 
+type Run = JoinHandle<ConsolidationReport>;
+type State = (ContextSnapshot, ConsolidationReport);
+
+/// A context request.
+struct ContextBuilder<'a> {
+    service: &'a MemoryService,
+    tenant: &'a TenantId,
+    session: &'a SessionId,
+    options: Arc<ContextOptions>,
+    /// Known once the session is read.
+    window: Option<Window>,
+    /// The end of the wait for a consolidation.
+    deadline: Instant,
+}
+
 impl MemoryService {
-    /// Builds the context of a session, and consolidates the session if that is due. A failed consolidation does not fail the
-    /// request: the context then contains the existing summary and, verbatim, the messages that it does not cover.
+    /// Builds the context of a session, and consolidates the session if that is due, or if the context would lack messages otherwise. A
+    /// failed consolidation does not fail the request: the context then contains the existing summary and, verbatim, the messages that
+    /// it does not cover.
     pub async fn build_context(
         &self,
         tenant: &TenantId,
         session: &SessionId,
         options: ContextOptions,
     ) -> Result<Context, Error> {
-        let snapshot = self.load_snapshot(tenant, session, &options).await?;
-        let (snapshot, report) = match self.check_consolidation(&snapshot, options.mode) {
-            ConsolidationCheck::Report(report) => (snapshot, report),
-            // A box, because few requests consolidate, and the future of each request would be larger.
-            ConsolidationCheck::Due(due) => {
-                self.consolidate_before(tenant, session, &options, snapshot, due).boxed().await?
-            }
-        };
-        self.metrics.record_context(report.outcome);
-        // Counts the texts of the request and prepares those of the system message, unless caches have them. The format may rewrite
-        // messages.
-        let session = snapshot.session.as_ref();
-        let system_bytes = session.map_or(0, |session| session.summary.text.len())
-            + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len());
-        let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
-            + options.skills.len()
-            + options.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes = system_bytes
-            + request_bytes * blocking::COST_OF_COUNTING
-            + options.format.estimate_bytes(options.list, &snapshot.tail);
-        let (service, tenant, step) = (self.clone(), tenant.clone(), step!("assemble"));
-        let assemble = move || step.in_scope(|| service.assemble(&tenant, snapshot, options, report));
-        blocking::spawn_cpu_if_large(bytes, assemble).await
+        let (options, deadline) = (Arc::new(options), Instant::now() + self.config.inline_wait);
+        ContextBuilder { service: self, tenant, session, options, window: None, deadline }.build().await
     }
 
-    /// Starts a consolidation. Waits for it in the mode `inline`, and then returns the new state of the session.
-    async fn consolidate_before(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        options: &ContextOptions,
-        snapshot: ContextSnapshot,
-        due: DueRun,
-    ) -> Result<(ContextSnapshot, ConsolidationReport), Error> {
-        let cause = RunCause::Threshold;
-        let run = self.spawn_run(tenant, session, cause, due.condition, due.plan, &due.pools);
-        if due.mode == Mode::Background {
-            return Ok((snapshot, Outcome::Scheduled.into()));
+    /// Returns the window of a request in tokens: that of the list, without reserved ones.
+    pub(super) fn list_tokens(&self, options: &ContextOptions) -> Option<i64> {
+        let window = options.max_tokens.or(self.config.policy.context_window)?;
+        Some(window.saturating_sub(options.reserved_tokens))
+    }
+}
+
+/// Returns what a list lacks and a consolidation can add.
+fn lack_of(
+    context: &Result<Context, Error>,
+    report: &ConsolidationReport,
+    snapshot: &ContextSnapshot,
+) -> Option<Lack> {
+    let omits = context.as_ref().is_ok_and(Context::omits);
+    let is_complete = context.as_ref().is_ok_and(|context| !omits && context.coverage.shortened.is_empty());
+    let may_change = match report.outcome {
+        Outcome::NotDue | Outcome::Scheduled | Outcome::InProgress => true,
+        Outcome::Consolidated => omits,
+        Outcome::Failed | Outcome::Disabled => false,
+    };
+    (!is_complete && may_change).then_some(Lack { available: snapshot.tail.len(), omits })
+}
+
+fn revision_of(snapshot: &ContextSnapshot) -> Option<i64> {
+    snapshot.session.as_ref().map(|session| session.revision)
+}
+
+impl ContextBuilder<'_> {
+    async fn build(mut self) -> Result<Context, Error> {
+        let mut snapshot = self.load_snapshot().await?;
+        self.window = self.window_of(&snapshot);
+        // People who look at a session do not change its window.
+        if !self.options.is_preview && self.options.mode != Some(Mode::Off) {
+            self.remember_window(&mut snapshot).boxed().await;
         }
+        let mut running = None;
+        let (mut snapshot, mut report) = match self.check_consolidation(&snapshot, None) {
+            ConsolidationCheck::Report(report) => (snapshot, report),
+            // Boxes, because few requests consolidate, and the future of each request would be larger.
+            ConsolidationCheck::Due(due) if due.mode == Mode::Background => {
+                running = Some(self.start(due));
+                (snapshot, Outcome::Scheduled.into())
+            }
+            ConsolidationCheck::Due(due) => self.wait_for(self.start(due), snapshot).boxed().await?,
+        };
+        let mut context = self.assemble(&snapshot, &report, Vec::new()).await;
+        // The run of another request may have made some room, but not enough.
+        for _ in 0..MAX_ATTEMPTS {
+            let Some(lack) = lack_of(&context, &report, &snapshot) else { break };
+            let revision = revision_of(&snapshot);
+            (snapshot, report) = self.make_room(snapshot, lack, running.take()).boxed().await?;
+            let is_running = report.outcome == Outcome::InProgress && Instant::now() < self.deadline;
+            if revision_of(&snapshot) == revision && !is_running {
+                break;
+            }
+            context = self.assemble(&snapshot, &report, Vec::new()).await;
+        }
+        if let Ok(context) = &mut context {
+            context.consolidation = report.clone();
+        }
+        let mut context = context?;
+        let recalled = self.service.recall(self.tenant, self.session, &self.options, &context).boxed().await;
+        if !recalled.is_empty() {
+            context = self.assemble(&snapshot, &report, recalled).await?;
+        }
+        if !self.options.is_preview {
+            self.service.metrics.record_context(report.outcome);
+            self.service.report_omissions(self.tenant, self.session, &context);
+        }
+        Ok(context)
+    }
+
+    fn user_message_tokens(&self) -> i64 {
+        self.options.user_message.as_ref().map_or(0, tokens::count_message)
+    }
+
+    /// Returns the window of the request in tokens of the stored encoding.
+    fn window_of(&self, snapshot: &ContextSnapshot) -> Option<Window> {
+        let tokens = self.service.config.tokenizer.unscale(self.service.list_tokens(&self.options)?);
+        let system = self.service.system_message(self.tenant, snapshot, &self.options, None, false);
+        Some(Window { tokens, fixed: tokens::PER_LIST + system.tokens + self.user_message_tokens() })
+    }
+
+    /// Stores the window for the work in the background, if it has changed considerably.
+    async fn remember_window(&self, snapshot: &mut ContextSnapshot) {
+        let Some(state) = snapshot.session.as_mut().filter(|session| session.last_seq > 0) else { return };
+        let user_message = self.user_message_tokens();
+        let window = self.window.map(|window| Window { fixed: window.fixed - user_message, ..window });
+        let is_near = match (state.window, window) {
+            (Some(old), Some(new)) => {
+                old.tokens == new.tokens && (old.fixed - new.fixed).abs() <= new.tokens / 64
+            }
+            (old, new) => old == new,
+        };
+        if is_near {
+            return;
+        }
+        if let Err(error) = self.service.store.set_window(self.tenant, self.session, window).await {
+            tracing::warn!(error = %ErrorChain(&error), "failed to store the window of a session");
+        }
+        state.window = window;
+        self.service.context_cache.set_window(self.tenant, self.session, window);
+    }
+
+    fn start(&self, due: DueRun) -> Run {
+        let DueRun { scope, condition, plan, pools, .. } = due;
+        self.service.spawn_run(self.tenant, self.session, scope, condition, plan, &pools)
+    }
+
+    /// Waits for a run, and returns the new state of the session.
+    async fn wait_for(&self, run: Run, snapshot: ContextSnapshot) -> Result<State, Error> {
         // The memory of the request is released while it waits, so a large snapshot is not kept.
         let kept = (!blocking::is_large(snapshot.tail.bytes())).then_some(snapshot);
-        let wait = tokio::time::timeout(self.config.inline_wait, run);
-        let finished = options.permit.release_while(wait).await;
-        let snapshot = match (self.load_snapshot(tenant, session, options).await, kept) {
+        let finished = self.options.permit.release_while(timeout_at(self.deadline, run)).await;
+        let snapshot = match (self.load_snapshot().await, kept) {
             (Err(Error::Store(error)), Some(kept)) => {
                 tracing::warn!(%error, "failed to read a session after its consolidation");
                 kept
@@ -177,7 +306,7 @@ impl MemoryService {
         let report = match finished {
             // The run did not get the lease. The reason is in the new state of the session.
             Ok(Ok(ConsolidationReport { outcome: Outcome::InProgress, .. })) => {
-                match self.check_consolidation(&snapshot, options.mode) {
+                match self.check_consolidation(&snapshot, None) {
                     ConsolidationCheck::Report(report) => report,
                     ConsolidationCheck::Due(_) => Outcome::InProgress.into(),
                 }
@@ -194,24 +323,48 @@ impl MemoryService {
         Ok((snapshot, report))
     }
 
+    /// Waits for the consolidation that a context needs because it would lack messages otherwise: for that of the request, or of another
+    /// one, or for one that starts now.
+    async fn make_room(
+        &self,
+        mut snapshot: ContextSnapshot,
+        lack: Lack,
+        running: Option<Run>,
+    ) -> Result<State, Error> {
+        const POLL_INTERVAL: Duration = Duration::from_millis(50);
+        if let Some(run) = running {
+            return self.wait_for(run, snapshot).await;
+        }
+        let before = revision_of(&snapshot);
+        loop {
+            match self.check_consolidation(&snapshot, Some(lack)) {
+                ConsolidationCheck::Report(report)
+                    if report.outcome == Outcome::InProgress && Instant::now() < self.deadline => {}
+                // The new summary of another run may have made room.
+                _ if revision_of(&snapshot) != before => return Ok((snapshot, Outcome::NotDue.into())),
+                ConsolidationCheck::Report(report) => return Ok((snapshot, report)),
+                ConsolidationCheck::Due(due) => return self.wait_for(self.start(due), snapshot).await,
+            }
+            self.options.permit.release_while(tokio::time::sleep(POLL_INTERVAL)).await;
+            snapshot = self.load_snapshot().await?;
+        }
+    }
+
     /// Reads everything that a context consists of. If the request names a user, binds a session without a user to it, and
     /// fails if the session belongs to another user.
-    async fn load_snapshot(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        options: &ContextOptions,
-    ) -> Result<ContextSnapshot, Error> {
-        let limit = self.config.policy.tail_limit();
+    async fn load_snapshot(&self) -> Result<ContextSnapshot, Error> {
+        let Self { service, tenant, session, options, .. } = self;
+        let window = service.list_tokens(options).map(|tokens| service.config.tokenizer.unscale(tokens));
+        let limit = service.config.policy.tail_limit(window);
         let named = options.user_id.as_ref();
         let user = named.or(options.default_user.as_ref());
-        let mut snapshot = self.context_cache.load(&self.store, tenant, session, user, limit).await?;
+        let mut snapshot = service.context_cache.load(&service.store, tenant, session, user, limit).await?;
         let owner = snapshot.session.as_ref().and_then(|session| session.user_id.as_ref());
         match (owner, named) {
             (Some(owner), Some(named)) if owner != named => return Err(Error::SessionUserMismatch),
             // The snapshot has the memory document of this user already.
             (None, Some(named)) => {
-                let owner = self.bind(tenant, session, named).boxed().await?;
+                let owner = service.bind(tenant, session, named).boxed().await?;
                 if let Some(state) = &mut snapshot.session {
                     state.user_id = Some(owner);
                 }
@@ -221,16 +374,22 @@ impl MemoryService {
         Ok(snapshot)
     }
 
-    /// Checks whether a consolidation of the session is due and possible.
-    fn check_consolidation(&self, snapshot: &ContextSnapshot, mode: Option<Mode>) -> ConsolidationCheck {
-        let mode = mode.unwrap_or(self.config.mode);
-        let (Some(pools), Mode::Inline | Mode::Background) = (&self.config.pools, mode) else {
+    /// Checks whether a consolidation of the session is due and possible. `lack` is what the context would lack
+    /// without one.
+    fn check_consolidation(&self, snapshot: &ContextSnapshot, lack: Option<Lack>) -> ConsolidationCheck {
+        let (config, window) = (&self.service.config, self.window);
+        let (policy, mode) = (&config.policy, self.options.mode.unwrap_or(config.mode));
+        let (Some(pools), Mode::Inline | Mode::Background) = (&config.pools, mode) else {
             return ConsolidationCheck::Report(Outcome::Disabled.into());
         };
         let Some(session) = &snapshot.session else {
             return ConsolidationCheck::Report(Outcome::NotDue.into());
         };
-        match self.config.policy.due(session, snapshot.now) {
+        let due = match lack {
+            Some(_) => policy.possible(session, snapshot.now),
+            None => policy.due(session, window, snapshot.now),
+        };
+        match due {
             Due::No => ConsolidationCheck::Report(Outcome::NotDue.into()),
             Due::InProgress => ConsolidationCheck::Report(Outcome::InProgress.into()),
             Due::Backoff { until } => ConsolidationCheck::Report(ConsolidationReport {
@@ -239,10 +398,14 @@ impl MemoryService {
                 ..Outcome::Failed.into()
             }),
             Due::Yes => {
+                let cause = RunCause::Threshold;
+                let scope =
+                    RunScope { cause, window, has_new_message: self.options.user_message.is_some(), lack };
                 let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
                 let mut plan = None;
                 if tail_len <= snapshot.tail.len() {
-                    plan = self.config.policy.plan(snapshot.tail.metadata(), tail_len);
+                    let list = self.service.plan_scope(session, &scope, false);
+                    plan = policy.plan(snapshot.tail.metadata(), tail_len, &list);
                     if plan.is_none() {
                         // An open tool call holds the cursor. Do not take the lease just to find that out again.
                         return ConsolidationCheck::Report(Outcome::NotDue.into());
@@ -259,53 +422,142 @@ impl MemoryService {
                     let plan = plan.map(|plan| SnapshotPlan { incarnation, plan });
                     (LeaseCondition::IfUnchanged { revision: session.revision }, plan)
                 };
-                ConsolidationCheck::Due(DueRun { mode, pools: pools.clone(), condition, plan })
+                ConsolidationCheck::Due(DueRun { mode, pools: pools.clone(), scope, condition, plan })
             }
         }
     }
 
     /// Assembles the message list within the limits of number and tokens.
-    fn assemble(
+    async fn assemble(
+        &self,
+        snapshot: &ContextSnapshot,
+        report: &ConsolidationReport,
+        recalled: Vec<RecalledMessage>,
+    ) -> Result<Context, Error> {
+        let (service, options) = (self.service.clone(), Arc::clone(&self.options));
+        let opening = self.opening(snapshot).await?;
+        // Counts the texts of the request and prepares those of the system message, unless caches have them. The format may rewrite
+        // messages.
+        let session = snapshot.session.as_ref();
+        let system_bytes = session.map_or(0, |session| session.summary.text.len())
+            + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len());
+        let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
+            + options.skills.len()
+            + options.user_message.as_ref().map_or(0, |message| message.json().len());
+        let bytes = system_bytes
+            + request_bytes * blocking::COST_OF_COUNTING
+            + options.format.estimate_bytes(options.list, &snapshot.tail);
+        let (tenant, step) = (self.tenant.clone(), step!("assemble"));
+        let (snapshot, report) = (snapshot.clone(), report.clone());
+        let assemble = move || {
+            step.in_scope(|| service.assemble_list(&tenant, &snapshot, &options, report, opening, &recalled))
+        };
+        blocking::spawn_cpu_if_large(bytes, assemble).await
+    }
+
+    /// Returns the opening of a list that begins in the middle of a turn, with the message that the turn began with, and the `seq` of that
+    /// message.
+    async fn opening(&self, snapshot: &ContextSnapshot) -> Result<Option<(i64, Opening)>, Error> {
+        let has_user = || snapshot.tail.metadata().iter().any(|message| message.role == Role::User);
+        let Some(session) = snapshot.session.as_ref().filter(|session| session.cursor > 0) else {
+            return Ok(None);
+        };
+        if self.options.user_message.is_some() || snapshot.tail.is_empty() || has_user() {
+            return Ok(None);
+        }
+        let found =
+            self.service.store.last_user_message(self.tenant, self.session, session.cursor).boxed().await?;
+        let Some((seq, json)) = found else { return Ok(None) };
+        let message = decode_message(json)?;
+        let text = budget::shorten_text(message.content(), seq, self.service.recall_tokens(&self.options));
+        Ok(Some((seq, Opening::of_turn(seq, &text))))
+    }
+}
+
+impl MemoryService {
+    /// Assembles the list: first all messages of the tail that are loaded, then as many as fit.
+    fn assemble_list(
         &self,
         tenant: &TenantId,
-        snapshot: ContextSnapshot,
-        options: ContextOptions,
+        snapshot: &ContextSnapshot,
+        options: &ContextOptions,
         report: ConsolidationReport,
+        opening: Option<(i64, Opening)>,
+        recalled: &[RecalledMessage],
     ) -> Result<Context, Error> {
-        let tokenizer = self.config.tokenizer;
-        let system = self.system_message(tenant, &snapshot, &options);
-        let ContextSnapshot { session, memory, tail, .. } = snapshot;
-        let exists = session.as_ref().is_some_and(|session| session.last_seq > 0);
-        let owner = session.as_ref().and_then(|session| session.user_id.clone());
-        let user = owner.or(options.user_id).or(options.default_user);
-        let mut coverage = self.plan_coverage(session.as_ref(), tail.metadata(), &report);
-        let omitted = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
-        let mut metadata = tail.metadata().get(omitted..).unwrap_or_default();
+        // Declared first, because everything that is rendered refers to a tail.
+        let shortened;
+        let (tokenizer, budget) = (self.config.tokenizer, self.list_tokens(options));
+        let (session, tail) = (snapshot.session.as_ref(), &*snapshot.tail);
+        let owner = session.and_then(|session| session.user_id.clone());
+        let mut coverage = self.plan_coverage(session, tail.metadata(), budget.is_some(), &report);
+        let first = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
+        let metadata = tail.metadata().get(first..).unwrap_or_default();
+        let render = Renderer { format: options.format, list: options.list };
         // The message of the request is rendered as if it were stored.
-        let new_tail = options.user_message.map_or_else(Tail::default, |message| {
-            let metadata = MessageMetadata::new(&message, tokens::count_message(&message));
-            let json = message.json().to_owned();
-            let seq = coverage.last_seq + 1;
-            Tail::new(seq, vec![ContextMessage { seq, metadata, json }])
-        });
-        let render = |tail, position| options.format.render_messages(options.list, tail, position);
-        let mut history = render(&tail, omitted).map_err(invalid_message)?;
-        let user_message = render(&new_tail, 0).map_err(invalid_message)?.pop();
-        let mut costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref());
-        if let Some(max_tokens) = options.max_tokens {
-            let first = costs.first_within_budget(metadata, max_tokens)?;
-            coverage.omit(first, OmissionReason::MaxTokens);
-            metadata = metadata.get(first..).unwrap_or_default();
-            history.drain(..first);
-            costs.history.drain(..first);
+        let new_message = self.new_message(options, session, recalled)?;
+        let user_message = render.messages(&new_message.tail, 0)?.pop();
+        let (repeated, opening) = opening.map_or((None, Opening::default()), |(seq, text)| (Some(seq), text));
+
+        let mut history = render.messages(tail, first)?;
+        let notice = self.notice(snapshot, &coverage, budget.is_some());
+        let mut system = self.system_message(tenant, snapshot, options, notice, true);
+        let mut costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref(), &opening);
+        let fit = |costs: &ListCosts| match budget {
+            Some(budget) => costs.fit(metadata, budget, user_message.is_some()),
+            None => Ok(self.fit_newest_turn(costs, metadata, &report)),
+        };
+        let too_small = |needed: i64| self.budget_too_small(options, needed);
+        let mut fitted = fit(&costs).map_err(too_small)?;
+        // The agent is told before it is too late, unless a consolidation makes room.
+        let has_failed = matches!(report.outcome, Outcome::Failed | Outcome::Disabled);
+        let is_almost_full = budget
+            .and_then(|budget| usize::try_from(budget).ok())
+            .is_some_and(|budget| has_failed && context::notice_due(costs.tokens(0).total, budget));
+        let soon = is_almost_full.then_some(Notice::Soon);
+        let told = if fitted.first > 0 { Some(Notice::Omitted) } else { notice.or(soon) };
+        if told != notice {
+            let with_notice = self.system_message(tenant, snapshot, options, told, true);
+            let without = std::mem::replace(&mut costs.system, tokenizer.scale(with_notice.tokens));
+            match fit(&costs) {
+                // A notice that takes the place of messages would not be true.
+                Ok(again) if told == Some(Notice::Omitted) || again.first == fitted.first => {
+                    (system, fitted) = (with_notice, again);
+                }
+                _ => costs.system = without,
+            }
         }
-        let is_prefix_stable = coverage.omitted.is_empty();
-        coverage.report_redacted(metadata);
+        coverage.omit(fitted.first, OmissionReason::MaxTokens);
+        shortened = shorten(tail, first, &fitted, tokenizer);
+        let (tail, first) = (shortened.as_ref().unwrap_or(tail), first + fitted.first);
+        if shortened.is_some() {
+            history = render.messages(tail, first)?;
+        } else {
+            history.drain(..fitted.first);
+        }
+        if fitted != Fit::default() {
+            costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref(), &opening);
+            if let Some(budget) = budget {
+                // Results may have ids that are longer than the texts that were left out.
+                let needed = tokens::PER_LIST + costs.tokens(0).total;
+                if needed > budget {
+                    return Err(too_small(needed));
+                }
+            }
+        }
+        let is_prefix_stable = coverage.omitted.is_empty() && shortened.is_none();
+        let sent = tail.metadata().get(first..).unwrap_or_default();
+        let stored = snapshot.tail.metadata().get(first..).unwrap_or_default();
+        coverage.report_redacted(sent);
+        coverage.report_shortened(stored, sent, tokenizer);
+        coverage.repeated = repeated.filter(|_| history.first().is_some_and(RenderedMessage::needs_opening));
+        let tokens = costs.tokens(new_message.recall_tokens);
         let list = options.format.render_context(RenderInput {
             system_json: system.json,
             system_tokens: system.tokens,
             history,
-            tail: Some(&tail),
+            opening,
+            tail: Some(tail),
             user_message,
             is_prefix_stable,
             cache_control: options.cache_control,
@@ -313,42 +565,106 @@ impl MemoryService {
         });
         let summary =
             session.map(|session| SummaryInfo { revision: session.revision, words: session.summary.words });
+        let memory = snapshot.memory.as_ref();
         let memory = memory.map(|memory| MemoryInfo { version: memory.version, words: memory.words });
         Ok(Context {
-            user,
-            exists,
+            user: owner.or_else(|| options.user_id.clone()).or_else(|| options.default_user.clone()),
+            exists: session.is_some_and(|session| session.last_seq > 0),
             list,
             coverage,
+            recall: recalled.to_vec(),
             summary: summary.unwrap_or_default(),
             memory: memory.unwrap_or_default(),
             consolidation: report,
-            tokens: costs.tokens(),
+            tokens,
         })
     }
 
+    /// Returns the new message of a request, with the recalled ones before its text.
+    fn new_message(
+        &self,
+        options: &ContextOptions,
+        session: Option<&Session>,
+        recalled: &[RecalledMessage],
+    ) -> Result<NewMessage, Error> {
+        let (seq, tokenizer) = (session.map_or(0, |session| session.last_seq) + 1, self.config.tokenizer);
+        let tail = |message: Option<&Message>| {
+            let message = message.map(|message| {
+                let metadata = MessageMetadata::new(message, tokens::count_message(message));
+                ContextMessage { seq, metadata, json: message.json().to_owned() }
+            });
+            Tail::new(seq, message.into_iter().collect())
+        };
+        let given = options.user_message.as_ref();
+        let with_recall = given
+            .zip(session)
+            .filter(|_| !recalled.is_empty())
+            .and_then(|(message, session)| recall::with_recalled(message, recalled, &session.session_id));
+        let Some(with_recall) = with_recall else {
+            return Ok(NewMessage { tail: tail(given), recall_tokens: 0 });
+        };
+        let render = Renderer { format: options.format, list: options.list };
+        let tokens = |message: &Message| {
+            let rendered =
+                render.messages(&tail(Some(message)), 0)?.pop().map_or(0, |message| message.tokens);
+            Ok::<_, Error>(tokenizer.scale(rendered))
+        };
+        let recall_tokens = tokens(&with_recall)? - given.map_or(Ok(0), tokens)?;
+        Ok(NewMessage { tail: tail(Some(&with_recall)), recall_tokens })
+    }
+
+    /// Returns the error for a list whose newest turn needs more tokens than its window has.
+    fn budget_too_small(&self, options: &ContextOptions, needed: i64) -> Error {
+        let (reserved, tokenizer) = (options.reserved_tokens, self.config.tokenizer);
+        let max_tokens = self.list_tokens(options).unwrap_or(0).saturating_add(reserved);
+        Error::BudgetTooSmall { max_tokens, reserved, needed, tokenizer }
+    }
+
+    /// Without a window: shortens the results of the newest turn if nothing else can be summarised and `max_tail_tokens` is exceeded.
+    fn fit_newest_turn(
+        &self,
+        costs: &ListCosts,
+        messages: &[MessageMetadata],
+        report: &ConsolidationReport,
+    ) -> Fit {
+        let is_possible = matches!(report.outcome, Outcome::NotDue | Outcome::Consolidated);
+        let limit = self.config.policy.max_tail_tokens.filter(|_| is_possible && newest_turn(messages) == 0);
+        let fit = limit
+            .map(|limit| budget::fit(messages, &costs.history, self.config.tokenizer.scale(limit), false));
+        fit.and_then(Result::ok).filter(|fit| fit.first == 0).unwrap_or_default()
+    }
+
+    /// Returns the system message, with or without the summary.
     fn system_message(
         &self,
         tenant: &TenantId,
         snapshot: &ContextSnapshot,
         options: &ContextOptions,
+        notice: Option<Notice>,
+        has_summary: bool,
     ) -> SystemMessage {
-        let (parts, session) = (&snapshot.parts, snapshot.session.as_ref());
+        let (parts, session) = (&snapshot.parts, snapshot.session.as_ref().filter(|_| has_summary));
         let system_prompt = options.system_prompt.as_deref().and_then(|text| self.prompts.part(tenant, text));
-        let tail_len = session.map_or(0, Session::tail_len);
-        let (policy, tail) = (&self.config.policy, &snapshot.tail);
-        let is_cut = usize::try_from(tail_len).is_ok_and(|tail_len| tail_len > tail.len());
         context::system_message(&SystemParts {
             system_prompt: system_prompt.as_deref(),
             memory: snapshot.memory.as_ref().map(|document| parts.memory(document)),
             summary: session.map(|session| parts.summary(&session.summary)),
             skills: self.prompts.part(tenant, &options.skills).as_deref(),
-            notice: is_cut
-                || context::notice_due(tail_len, policy.max_history_messages)
-                || context::notice_due(
-                    i64::try_from(tail.bytes()).unwrap_or(i64::MAX),
-                    policy.max_context_bytes,
-                ),
+            notice,
         })
+    }
+
+    /// Returns the notice about the number and the size of the messages.
+    fn notice(&self, snapshot: &ContextSnapshot, coverage: &Coverage, has_window: bool) -> Option<Notice> {
+        if !coverage.omitted.is_empty() {
+            return Some(Notice::Omitted);
+        }
+        let (policy, tail_len) =
+            (&self.config.policy, snapshot.session.as_ref().map_or(0, Session::tail_len));
+        let bytes = i64::try_from(snapshot.tail.bytes()).unwrap_or(i64::MAX);
+        let is_due = !has_window && context::notice_due(tail_len, policy.max_history_messages)
+            || context::notice_due(bytes, policy.max_context_bytes);
+        is_due.then_some(Notice::Soon)
     }
 
     /// Plans the coverage without a token budget.
@@ -356,6 +672,7 @@ impl MemoryService {
         &self,
         session: Option<&Session>,
         tail: &[MessageMetadata],
+        has_window: bool,
         report: &ConsolidationReport,
     ) -> Coverage {
         let policy = &self.config.policy;
@@ -365,8 +682,76 @@ impl MemoryService {
             TailSelection::All
         };
         let (cursor, last_seq) = session.map_or((0, 0), |session| (session.cursor, session.last_seq));
-        coverage::plan_coverage(cursor, last_seq, policy.max_history_messages, selection, tail)
+        let max_messages = if has_window { usize::MAX } else { policy.max_history_messages };
+        coverage::plan_coverage(cursor, last_seq, max_messages, selection, tail)
     }
+
+    /// Counts a context that lacks messages, and logs the first one of a session in an hour.
+    fn report_omissions(&self, tenant: &TenantId, session: &SessionId, context: &Context) {
+        let Coverage { omitted, shortened, .. } = &context.coverage;
+        let mut reasons: Vec<&'static str> = omitted.iter().map(|range| range.reason.name()).collect();
+        reasons.extend((!shortened.is_empty()).then_some(SHORTENED));
+        reasons.sort_unstable();
+        reasons.dedup();
+        reasons.retain(|reason| *reason != OmissionReason::Redacted.name());
+        for reason in &reasons {
+            self.metrics.record_omission(reason);
+        }
+        if reasons.is_empty() || !self.is_first_in_hour(tenant, session) {
+            return;
+        }
+        let messages: i64 = omitted.iter().map(|range| range.to_seq - range.from_seq + 1).sum();
+        tracing::warn!(
+            session = &*redact_keys(session.as_str()),
+            reasons = reasons.join(","),
+            omitted_messages = messages,
+            shortened_messages = shortened.len(),
+            consolidation = context.consolidation.outcome.name(),
+            "a context lacks messages that are not in the summary"
+        );
+    }
+
+    /// Returns `true` once per session and hour.
+    fn is_first_in_hour(&self, tenant: &TenantId, session: &SessionId) -> bool {
+        let (key, now) = ((tenant.clone(), session.clone()), Instant::now());
+        if self.warned.get(&key).is_some_and(|last: Instant| now - last < WARNING_INTERVAL) {
+            return false;
+        }
+        self.warned.insert(key, now);
+        true
+    }
+}
+
+/// The new message of a request as the only message of a tail, or no message.
+struct NewMessage {
+    tail: Tail,
+    recall_tokens: i64,
+}
+
+/// The form of the messages of a context.
+#[derive(Clone, Copy)]
+struct Renderer {
+    format: Format,
+    list: ListOptions,
+}
+
+impl Renderer {
+    fn messages(self, tail: &Tail, position: usize) -> Result<Vec<RenderedMessage<'_>>, StoreError> {
+        self.format.render_messages(self.list, tail, position).map_err(invalid_message)
+    }
+}
+
+/// Returns the tail with the results of tools that must be shortened, if there are any.
+fn shorten(tail: &Tail, first: usize, fit: &Fit, tokenizer: Tokenizer) -> Option<Tail> {
+    let replacement = |(position, max_tokens): (&usize, &i64)| {
+        let message = tail.messages(first + position).next()?;
+        let stored = decode_message(message.json().to_owned()).ok()?;
+        let max_tokens = tokenizer.unscale(*max_tokens) - FORMAT_MARGIN;
+        Some((first + position, budget::shorten_result(&stored, message.seq(), max_tokens)?))
+    };
+    let sent = fit.shortened.iter().filter(|(position, _)| **position >= fit.first);
+    let replacements: BTreeMap<usize, Message> = sent.filter_map(replacement).collect();
+    (!replacements.is_empty()).then(|| tail.with_replaced(replacements))
 }
 
 /// Scaled token counts of the parts of a list. Each message is scaled by itself.
@@ -383,10 +768,11 @@ impl ListCosts {
         system: &SystemMessage,
         history: &[RenderedMessage<'_>],
         user_message: Option<&RenderedMessage<'_>>,
+        opening: &Opening,
     ) -> Self {
         let cost = |message: &RenderedMessage<'_>| MessageCost {
             tokens: tokenizer.scale(message.tokens),
-            tokens_if_first: tokenizer.scale(message.tokens_if_first),
+            tokens_if_first: if message.needs_opening() { tokenizer.scale(opening.tokens) } else { 0 },
         };
         Self {
             tokenizer,
@@ -396,23 +782,27 @@ impl ListCosts {
         }
     }
 
-    /// Returns the position of the first message in a list of at most `max_tokens` tokens.
-    fn first_within_budget(&self, messages: &[MessageMetadata], max_tokens: i64) -> Result<usize, Error> {
-        let needed = tokens::PER_LIST + self.system + self.user_message;
-        if needed > max_tokens {
-            return Err(Error::BudgetTooSmall { max_tokens, needed, tokenizer: self.tokenizer });
-        }
-        Ok(budget::first_within_budget(messages, &self.history, max_tokens - needed))
+    /// Returns how the messages fit into a list of `max_tokens` tokens.
+    fn fit(&self, messages: &[MessageMetadata], max_tokens: i64, has_new_message: bool) -> Result<Fit, i64> {
+        let fixed = tokens::PER_LIST + self.system + self.user_message;
+        budget::fit(messages, &self.history, max_tokens - fixed, has_new_message)
+            .map_err(|needed| fixed + needed)
     }
 
-    fn tokens(&self) -> ContextTokens {
+    fn history(&self) -> i64 {
         let before_first = self.history.first().map_or(0, |cost| cost.tokens_if_first);
-        let history = before_first + self.history.iter().map(|cost| cost.tokens).sum::<i64>();
+        before_first + self.history.iter().map(|cost| cost.tokens).sum::<i64>()
+    }
+
+    /// Returns the tokens of the parts of the list.
+    fn tokens(&self, recall: i64) -> ContextTokens {
+        let history = self.history();
         ContextTokens {
             total: self.system + history + self.user_message,
             system: self.system,
             history,
             user_message: self.user_message,
+            recall,
             tokenizer: self.tokenizer.to_string(),
         }
     }

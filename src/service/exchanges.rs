@@ -1,12 +1,18 @@
 //! Persists exchanges.
 
+use super::consolidation::RunScope;
 use super::{Error, MemoryService, complete_write};
 use crate::blocking;
+use crate::capacity;
+use crate::domain::consolidation::{Due, Mode};
+use crate::domain::consolidation_record::RunCause;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::storage::{AppendOutcome, AppendRequest};
+use crate::storage::{AppendOutcome, AppendRequest, LeaseCondition};
 use futures_util::FutureExt as _;
 use std::sync::Arc;
+use time::OffsetDateTime;
+use tracing::Instrument as _;
 
 impl MemoryService {
     /// Persists an exchange durably. The write completes even if the client disconnects. The client can then repeat the
@@ -49,13 +55,19 @@ impl MemoryService {
         self.index_wakeup.notify_one();
         match outcome? {
             AppendOutcome::Appended(appended) => {
-                let (this, limit) = (self.clone(), self.config.policy.tail_limit());
+                let this = self.clone();
                 let bytes = message_bytes(&exchange);
+                let (of_tenant, of_session) = (tenant.clone(), session.clone());
                 let update = move || {
-                    this.context_cache.append(&tenant, &session, &exchange, &appended, limit);
+                    let limit = |window| this.config.policy.tail_limit(window);
+                    this.context_cache.append(&of_tenant, &of_session, &exchange, &appended, limit);
                     appended
                 };
-                Ok(blocking::spawn_cpu_if_large(bytes, update).await)
+                let appended = blocking::spawn_cpu_if_large(bytes, update).await;
+                if !appended.replayed {
+                    self.consolidate_in_background(tenant, session);
+                }
+                Ok(appended)
             }
             AppendOutcome::UserMismatch => Err(Error::SessionUserMismatch),
             AppendOutcome::KeyReused => Err(Error::IdempotencyKeyReused),
@@ -63,6 +75,29 @@ impl MemoryService {
                 Err(Error::LastSeqMismatch { expected: exchange.expected_last_seq, last_seq })
             }
         }
+    }
+}
+
+impl MemoryService {
+    /// In the mode `background`: consolidates a session after the exchange that makes it due, so that its next context finds it done.
+    fn consolidate_in_background(&self, tenant: TenantId, session: SessionId) {
+        let (Mode::Background, Some(pools)) = (self.config.mode, self.config.pools.clone()) else { return };
+        let this = self.clone();
+        let consolidate = async move {
+            let state = match this.session(&tenant, &session).await {
+                Ok(state) => state,
+                Err(error) => {
+                    tracing::debug!(%error, "failed to read a session after an exchange; its next context consolidates it");
+                    return;
+                }
+            };
+            if this.config.policy.due(&state, state.window, OffsetDateTime::now_utc()) == Due::Yes {
+                let condition = LeaseCondition::IfUnchanged { revision: state.revision };
+                let scope = RunScope::new(RunCause::Threshold);
+                drop(this.spawn_run(&tenant, &session, scope, condition, None, &pools));
+            }
+        };
+        tokio::spawn(capacity::scope(capacity::inherited(), consolidate.in_current_span()));
     }
 }
 

@@ -1,7 +1,9 @@
 //! Metrics of the service. They belong to the recorder that is installed when they are created, as those of the models do.
 
 use super::consolidation::{ConsolidationReport, Outcome};
+use super::contexts::SHORTENED;
 use crate::domain::consolidation_record::RunCause;
+use crate::domain::coverage::OmissionReason;
 use crate::storage::ConnectionCounts;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
@@ -16,6 +18,7 @@ const CONSOLIDATIONS_RUNNING: &str = "precis_consolidations_running";
 const CONSOLIDATED_MESSAGES: &str = "precis_consolidated_messages_total";
 const META_CONSOLIDATIONS: &str = "precis_meta_consolidations_total";
 const CONTEXTS: &str = "precis_contexts_total";
+const OMISSIONS: &str = "precis_contexts_with_omissions_total";
 const CACHE_REQUESTS: &str = "precis_context_cache_requests_total";
 const CACHE_BYTES: &str = "precis_context_cache_bytes";
 const CACHE_SESSIONS: &str = "precis_context_cache_sessions";
@@ -29,6 +32,15 @@ const RETENTION_ERRORS: &str = "precis_retention_errors_total";
 const RETENTION_LAST_RUN: &str = "precis_retention_last_run_timestamp_seconds";
 const SEARCH_MISSING: &str = "precis_search_missing_messages";
 const SEARCH_REBUILDING: &str = "precis_search_rebuilding";
+
+/// The reasons for which a context lacks messages.
+const OMISSION_REASONS: [&str; 5] = [
+    OmissionReason::MaxHistoryMessages.name(),
+    OmissionReason::MaxContextBytes.name(),
+    OmissionReason::OnFailure.name(),
+    OmissionReason::MaxTokens.name(),
+    SHORTENED,
+];
 
 /// Runs by outcome.
 #[derive(Clone)]
@@ -63,6 +75,8 @@ pub(super) struct ServiceMetrics {
     meta_consolidations: Counter,
     /// Contexts by the outcome of their consolidation.
     contexts: Vec<(Outcome, Counter)>,
+    /// Contexts that lack messages, by reason.
+    omissions: Vec<(&'static str, Counter)>,
     pub(super) cache: CacheMetrics,
     state: StateGauges,
     /// Searches whose hits a model has ordered.
@@ -135,6 +149,10 @@ impl ServiceMetrics {
         describe_counter!(CONSOLIDATED_MESSAGES, "Messages that became part of a summary");
         describe_counter!(META_CONSOLIDATIONS, "Runs in which a summary was compressed");
         describe_counter!(CONTEXTS, "Contexts by the outcome of their consolidation");
+        describe_counter!(
+            OMISSIONS,
+            "Contexts in which messages are neither summarised nor sent whole, by reason"
+        );
         describe_counter!(CACHE_REQUESTS, "Contexts by the use of the cache of sessions");
         describe_gauge!(CACHE_BYTES, Unit::Bytes, "Memory of the cache of sessions");
         describe_gauge!(CACHE_SESSIONS, "Sessions in the cache");
@@ -171,6 +189,9 @@ impl ServiceMetrics {
             meta_consolidations: counter!(META_CONSOLIDATIONS),
             contexts: Outcome::ALL
                 .map(|outcome| (outcome, counter!(CONTEXTS, "consolidation" => outcome.name())))
+                .to_vec(),
+            omissions: OMISSION_REASONS
+                .map(|reason| (reason, counter!(OMISSIONS, "reason" => reason)))
                 .to_vec(),
             cache: CacheMetrics {
                 hits: counter!(CACHE_REQUESTS, "result" => "hit"),
@@ -225,6 +246,13 @@ impl ServiceMetrics {
     /// Counts a context.
     pub(super) fn record_context(&self, consolidation: Outcome) {
         if let Some((_, counter)) = self.contexts.iter().find(|(outcome, _)| *outcome == consolidation) {
+            counter.increment(1);
+        }
+    }
+
+    /// Counts a context that lacks messages for this reason.
+    pub(super) fn record_omission(&self, reason: &str) {
+        if let Some((_, counter)) = self.omissions.iter().find(|(known, _)| *known == reason) {
             counter.increment(1);
         }
     }

@@ -6,7 +6,7 @@
 use super::leases::keep_lease;
 use super::metrics::ServiceMetrics;
 use super::{Error, MemoryService};
-use crate::domain::consolidation::{LEASE_TTL, Policy};
+use crate::domain::consolidation::LEASE_TTL;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::retention::{RetentionPeriod, RetentionPeriods, RetentionSource, hour};
@@ -233,10 +233,9 @@ impl RetentionWorker {
             self.settle(&tenant).await?;
             totals.stored_bytes =
                 totals.stored_bytes.saturating_add(service.store.stored_bytes(&tenant).await?);
-            let Policy { threshold, max_tail_tokens, .. } = service.config.policy;
             // The erasures may have taken hours.
             let from = hour(self.trusted_time().await?) - 1;
-            let due = service.store.due_sessions(&tenant, from, threshold, max_tail_tokens).await?;
+            let due = service.store.due_sessions(&tenant, from, &service.config.policy).await?;
             totals.due_sessions += due;
         }
         Ok(totals)

@@ -10,8 +10,9 @@ use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::query::Query;
-use crate::domain::search::rank::{Candidate, Ranking};
+use crate::domain::search::rank::{self, Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
+use crate::domain::search::text::OwnResults;
 use crate::storage::search::{IndexEntry, IndexSnapshot, MissingMessages};
 use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
@@ -62,6 +63,8 @@ pub struct SearchRequest {
     pub neighbours: usize,
     /// If `false`, hits have a snippet and no message.
     pub with_messages: bool,
+    /// A model orders the hits, if a pool for that is configured.
+    pub reranks: bool,
 }
 
 /// A ranked message with its snippet and its neighbours.
@@ -77,6 +80,8 @@ pub struct SearchHit {
     pub message: Option<String>,
     pub role: Role,
     pub snippet: Snippet,
+    /// The greatest weight of a word of the query that the message contains.
+    pub word_weight: f64,
     /// Hash of the message's JSON.
     pub(super) fingerprint: u64,
     /// Preceding messages, in order.
@@ -89,6 +94,8 @@ pub struct SearchHit {
 #[derive(Clone, Debug)]
 pub struct SearchResults {
     pub hits: Vec<SearchHit>,
+    /// The weight of a word that occurs in one of the messages that the filter permits.
+    pub greatest_weight: f64,
     /// Number of messages that this search did not read although they can be hits: messages missing from the index, of which it reads the
     /// newest ones, and candidates beyond [`MAX_READ_BYTES`].
     pub unsearched_messages: i64,
@@ -121,12 +128,14 @@ impl MemoryService {
             query: Arc::clone(&query),
             candidates: Vec::new(),
             fingerprints: Vec::new(),
+            has_results: true,
         };
         let mut read = read.add(&filter, newest).await?;
         let limit = request.limit.min(MAX_LIMIT);
         // Hits beyond the limit can become the best ones.
-        let ranked_hits = if self.config.rerank.is_some() { MAX_RERANKED.max(limit) } else { limit };
-        let Candidates { entries, weights } =
+        let is_reranked = request.reranks && self.config.rerank.is_some();
+        let ranked_hits = if is_reranked { MAX_RERANKED.max(limit) } else { limit };
+        let Candidates { entries, weights, messages: all_messages } =
             select_candidates(&mut index, &filter, analyzer, &query, &read.candidates).await?;
         let mut unread = UnreadCandidates {
             parts: entries.chunks(MAX_RANKED),
@@ -160,12 +169,13 @@ impl MemoryService {
         let neighbours = ranking.promising_neighbours(&ranked, ranked_hits);
         if !neighbours.is_empty() {
             let stored = index.fetch_messages(filter.user.as_ref(), &neighbours, MAX_RANKED_BYTES).await?;
+            // The index has the results of tools that contain words of the query, except those of precis' own tools.
+            read.has_results = false;
             read = read.add(&filter, stored).await?;
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
         ranked.truncate(ranked_hits);
         // A search has no connection while it waits for a model, whose order decides which messages the response has.
-        let is_reranked = self.config.rerank.is_some();
         let messages = if request.with_messages && !is_reranked {
             let places: Vec<_> = read.ranked(&ranked).map(|found| found.place.clone()).collect();
             index.fetch_messages(filter.user.as_ref(), &places, MAX_HIT_BYTES).await?
@@ -174,17 +184,19 @@ impl MemoryService {
         };
         drop(index);
         let bytes = read.ranked(&ranked).filter_map(|found| found.text.as_ref()).map(String::len).sum();
-        let hits = blocking::spawn_cpu_if_large(bytes, move || read.hits(&ranked, messages));
+        let greatest_weight = rank::weight(1, all_messages);
+        let hits = blocking::spawn_cpu_if_large(bytes, move || read.hits(&ranked, &weights, messages));
         let (mut hits, texts): (Vec<_>, Vec<_>) = hits.await.into_iter().unzip();
         drop(thread);
-        let ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
+        let mut ranking = SearchRanking::lexical(None);
         if is_reranked {
+            ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
             hits = self.confirm(tenant, filter.user.as_ref(), hits, limit, request.with_messages).await?;
         }
         if request.neighbours > 0 && !hits.is_empty() {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
-        Ok(SearchResults { hits, unsearched_messages, ranking })
+        Ok(SearchResults { hits, greatest_weight, unsearched_messages, ranking })
     }
 
     /// Returns the best hits whose messages are still stored, with these messages if `with_messages`. Messages beyond [`MAX_HIT_BYTES`]
@@ -324,6 +336,8 @@ struct ReadMessages {
     candidates: Vec<Candidate>,
     /// The hash of the JSON of each candidate.
     fingerprints: Vec<u64>,
+    /// Further results of tools can be hits.
+    has_results: bool,
 }
 
 impl ReadMessages {
@@ -333,17 +347,23 @@ impl ReadMessages {
         filter: &SearchFilter,
         mut stored: Vec<(SessionId, StoredMessage)>,
     ) -> Result<Self, Error> {
-        let SearchFilter { role, since, until, .. } = *filter;
-        stored.retain(|(_, StoredMessage { created_at, redacted_at, .. })| {
+        let SearchFilter { role, since, until, ref unseen, .. } = *filter;
+        stored.retain(|(session, StoredMessage { seq, created_at, redacted_at, .. })| {
             redacted_at.is_none()
+                && unseen.as_ref().is_none_or(|unseen| unseen.session != *session || *seq < unseen.seq)
                 && since.is_none_or(|since| *created_at >= since)
                 && until.is_none_or(|until| *created_at < until)
         });
         let bytes = stored.iter().map(|(_, message)| message.json.len()).sum();
         let parse = move || {
+            let mut own_results: HashMap<SessionId, OwnResults> = HashMap::new();
             for (session, StoredMessage { seq, created_at, json, .. }) in stored {
                 let fingerprint = fingerprint(&json);
                 let message = decode_message(json)?;
+                let is_own = own_results.entry(session.clone()).or_default().is_next(&message);
+                if is_own || (message.role() == Role::Tool && !self.has_results) {
+                    continue;
+                }
                 if role.is_none_or(|role| message.role() == role) {
                     let (query, place) = ((self.analyzer, &*self.query), MessageRef { session, seq });
                     self.candidates.push(Candidate::new(query, place, created_at, &message));
@@ -364,6 +384,7 @@ impl ReadMessages {
     fn hits(
         &self,
         ranked: &[(usize, f64)],
+        weights: &[f64],
         messages: Vec<(SessionId, StoredMessage)>,
     ) -> Vec<(SearchHit, String)> {
         let mut messages = by_place(messages);
@@ -373,7 +394,11 @@ impl ReadMessages {
             let message = messages.remove(&candidate.place).map(|message| message.json);
             let snippet = snippet(self.analyzer, &self.query, text);
             let fingerprint = *self.fingerprints.get(*index)?;
-            let hit = SearchHit { score: *score, message, fingerprint, ..SearchHit::new(candidate, snippet) };
+            let contained =
+                candidate.text_match.frequencies.iter().zip(weights).filter(|(count, _)| **count > 0);
+            let word_weight = contained.map(|(_, weight)| *weight).fold(0.0, f64::max);
+            let hit = SearchHit::new(candidate, snippet);
+            let hit = SearchHit { score: *score, message, word_weight, fingerprint, ..hit };
             let short_text = hit.short_text(text);
             Some((hit, short_text))
         };
@@ -400,6 +425,7 @@ impl SearchHit {
             message: None,
             role: *role,
             snippet,
+            word_weight: 0.0,
             fingerprint: 0,
             before: Vec::new(),
             after: Vec::new(),
@@ -436,8 +462,13 @@ mod tests {
             };
             let texts = ["I love The Who", "a concert", "one concert", "who is the one"];
             let candidates = (1..).zip(texts).map(candidate).collect();
-            let read =
-                ReadMessages { analyzer, query: Arc::clone(&query), candidates, fingerprints: Vec::new() };
+            let read = ReadMessages {
+                analyzer,
+                query: Arc::clone(&query),
+                candidates,
+                fingerprints: Vec::new(),
+                has_results: true,
+            };
             assert_eq!(read.matches(), matches, "{text}");
         }
     }

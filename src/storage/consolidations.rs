@@ -289,6 +289,22 @@ impl Store {
         Ok(())
     }
 
+    /// Returns the revision that summarised a message: the newest one whose range contains it.
+    pub async fn revision_of_message(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        seq: i64,
+    ) -> Result<Option<i64>, StoreError> {
+        const SELECT_REVISION_OF_MESSAGE: &str = "\
+            SELECT revision FROM revisions
+            WHERE tenant_id = $1 AND session_id = $2 AND from_seq <= $3 AND to_seq >= $3 AND kind = $4
+            ORDER BY revision DESC LIMIT 1";
+        let statement = self.statement(tenant, SELECT_REVISION_OF_MESSAGE).bind(session.as_str()).bind(seq);
+        let row = statement.bind(RevisionKind::Consolidation.as_str()).read().await?;
+        row.map(|row| Ok(row.field("revision")?)).transpose()
+    }
+
     /// Returns at most `limit` records of consolidation before `before`, newest first, or `None` if the session does not exist.
     /// There are fewer if their texts exceed `max_bytes`.
     pub async fn consolidation_records(

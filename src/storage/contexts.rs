@@ -11,6 +11,7 @@ use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::memory::MemoryDocument;
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata, ToolIds};
 use crate::domain::session::Session;
+use crate::domain::session::Window;
 use crate::domain::tail::{Tail, TailLimit};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ macro_rules! select_context_on_postgres {
                     ON d.tenant_id = $1 AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
             UNION ALL
             SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                 m.seq, m.tokens, ",
             $message,
             ", m.role, m.tool_call_ids, m.tool_result_of, octet_length(m.message)::bigint, m.redaction IS NOT NULL
@@ -192,6 +193,40 @@ fn context_snapshot(row: &AnyRow, mut tail: Vec<ContextMessage>) -> Result<Conte
 }
 
 impl Store {
+    /// Records the window of the latest context request of a session.
+    pub async fn set_window(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        window: Option<Window>,
+    ) -> Result<(), StoreError> {
+        const SET_WINDOW: &str = "\
+            UPDATE sessions SET window_tokens = $3, window_fixed = $4 WHERE tenant_id = $1 AND session_id = $2";
+        let statement = self.statement(tenant, SET_WINDOW).bind(session.as_str());
+        let statement = statement.bind(window.map(|window| window.tokens));
+        statement.bind(window.map(|window| window.fixed)).execute().await?;
+        Ok(())
+    }
+
+    /// Returns `seq` and JSON of the last message of the user up to `through_seq`, if it was not redacted.
+    pub async fn last_user_message(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        through_seq: i64,
+    ) -> Result<Option<(i64, String)>, StoreError> {
+        const SELECT_USER_MESSAGE: &str = "\
+            SELECT seq, message, redaction IS NOT NULL AS is_redacted FROM messages
+            WHERE tenant_id = $1 AND session_id = $2 AND seq <= $3 AND role = 'user' ORDER BY seq DESC LIMIT 1";
+        let statement = self.statement(tenant, SELECT_USER_MESSAGE).bind(session.as_str()).bind(through_seq);
+        let Some(row) =
+            statement.read().await?.filter(|row| row.field("is_redacted").is_ok_and(|is: bool| !is))
+        else {
+            return Ok(None);
+        };
+        Ok(Some((row.field("seq")?, row.field("message")?)))
+    }
+
     /// Returns the messages after `after_seq` up to `through_seq` of an incarnation of a session, oldest first. The result is
     /// empty if the session has another incarnation, or if a message is larger than its share of [`SMALL_TAIL_BYTES`].
     pub async fn context_messages(
@@ -309,7 +344,7 @@ impl Store {
                 ),
                 " UNION ALL
                 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                     m.seq, m.tokens, m.message, m.role, m.tool_call_ids, m.tool_result_of, m.redaction IS NOT NULL
                 FROM messages AS m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq > ",
                 last_excluded!("max"),

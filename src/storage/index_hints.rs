@@ -9,6 +9,7 @@ use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms;
 use crate::domain::search::recent::RecentTerms;
+use crate::domain::search::text::OwnResults;
 use foldhash::HashMap;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -131,8 +132,9 @@ impl IndexHints {
         if let Some(analyzer) = analyzer.filter(|_| !append::is_large(&request)) {
             let exchange = Arc::clone(&request.exchange);
             let analyze = move || {
+                let mut own_results = OwnResults::default();
                 let of_message = |(message, _): &(Message, i64)| {
-                    let terms = || index_terms::message_terms(analyzer, message);
+                    let terms = || index_terms::message_terms(analyzer, message, &mut own_results);
                     catch_unwind(AssertUnwindSafe(terms)).ok()
                 };
                 exchange.messages.iter().map(of_message).collect::<Option<Vec<String>>>()

@@ -38,6 +38,7 @@ const POSTGRES: &[Source] = &[
     (23, "search segments", include_str!("../../migrations/postgres/0023_search_segments.sql")),
     (24, "search removals", include_str!("../../migrations/postgres/0024_search_removals.sql")),
     (25, "search terms", include_str!("../../migrations/postgres/0025_search_terms.sql")),
+    (26, "windows", include_str!("../../migrations/postgres/0026_windows.sql")),
 ];
 
 const SQLITE: &[Source] = &[
@@ -60,6 +61,7 @@ const SQLITE: &[Source] = &[
     (20, "search prefixes", include_str!("../../migrations/sqlite/0020_search_prefixes.sql")),
     (23, "search segments", include_str!("../../migrations/sqlite/0023_search_segments.sql")),
     (25, "search terms", include_str!("../../migrations/sqlite/0025_search_terms.sql")),
+    (26, "windows", include_str!("../../migrations/sqlite/0026_windows.sql")),
 ];
 
 /// The objects of the newest schema, a line each. A test compares them with a migrated database.

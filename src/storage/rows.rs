@@ -11,6 +11,7 @@ use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata, ToolIds};
 use crate::domain::redaction::RedactionMark;
 use crate::domain::revision::{MetaConsolidation, Revision, RevisionKind};
+use crate::domain::session::Window;
 use crate::domain::session::{ConsolidationState, ForkKind, ForkOrigin, Session, Summary};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -29,7 +30,7 @@ macro_rules! session_columns {
     () => {
         "session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary, summary_words, \
          summary_tokens, revision, lease_until, failures, retry_at, last_failure, forked_from, forked_through, \
-         fork_kind, incarnation, created_at, updated_at, stored_bytes"
+         fork_kind, incarnation, created_at, updated_at, stored_bytes, window_tokens, window_fixed"
     };
 }
 
@@ -69,11 +70,18 @@ pub(super) fn session(row: &impl DbRow) -> Result<Session, StoreError> {
         summary: summary(row)?,
         revision: row.field("revision")?,
         consolidation: consolidation_state(row)?,
+        window: window(row)?,
         forked_from: fork_origin(row)?,
         incarnation: row.field("incarnation")?,
         created_at: row.time("created_at")?,
         updated_at: row.time("updated_at")?,
     })
+}
+
+fn window(row: &impl DbRow) -> Result<Option<Window>, StoreError> {
+    let (tokens, fixed) =
+        (row.field::<Option<i64>>("window_tokens")?, row.field::<Option<i64>>("window_fixed")?);
+    Ok(tokens.zip(fixed).map(|(tokens, fixed)| Window { tokens, fixed }))
 }
 
 fn fork_origin(row: &impl DbRow) -> Result<Option<ForkOrigin>, StoreError> {

@@ -33,6 +33,8 @@ pub struct SearchFilter {
     pub since: Option<OffsetDateTime>,
     /// Exclusive.
     pub until: Option<OffsetDateTime>,
+    /// This message and the following ones of its session are excluded: the client has them.
+    pub unseen: Option<MessageRef>,
     /// Messages with any of these terms are excluded.
     pub excluded_terms: Vec<String>,
 }

@@ -15,9 +15,10 @@ use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms;
 use crate::domain::search::recent::RecentTerms;
+use crate::domain::search::text::OwnResults;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -73,6 +74,7 @@ struct Part {
     session: UnindexedSession,
     /// The last message of the batch.
     through_seq: i64,
+    own_results: OwnResults,
     /// Number of messages with terms. Redacted ones have none.
     messages: i64,
     /// The terms, as [`RecentTerms`] that end with the last message of the session.
@@ -425,7 +427,7 @@ fn missing_spans(
 impl Part {
     /// Returns the part as [`INDEX_BATCH`] reads it.
     fn encode(&self) -> Value {
-        let Self { session: of, through_seq, messages, terms } = self;
+        let Self { session: of, through_seq, messages, terms, .. } = self;
         let (incarnation, user) = (of.incarnation.simple().to_string(), user_column(of.user.as_ref()));
         json!([
             of.tenant.as_str(),
@@ -447,9 +449,9 @@ impl UnindexedSession {
     }
 
     /// Returns the terms of a message, or `None` if it is unreadable.
-    fn terms(analyzer: Analyzer, json: String) -> Option<String> {
+    fn terms(analyzer: Analyzer, json: String, own_results: &mut OwnResults) -> Option<String> {
         let message = Message::from_stored(json).ok()?;
-        Some(index_terms::message_terms(analyzer, &message))
+        Some(index_terms::message_terms(analyzer, &message, own_results))
     }
 }
 
@@ -475,6 +477,7 @@ fn analyze(
     let part = |session: UnindexedSession| Part {
         through_seq: session.indexed_seq,
         session,
+        own_results: OwnResults::default(),
         messages: 0,
         terms: String::new(),
     };
@@ -482,12 +485,17 @@ fn analyze(
     // The last sessions may have no messages in the batch.
     parts.truncate(messages.last().map_or(0, |(place, ..)| place + 1));
     for (place, _, StoredMessage { seq, created_at, redacted_at, json }) in messages {
-        let Some(Part { session, through_seq, messages, terms }) = parts.get_mut(place) else { continue };
+        let Some(Part { session, through_seq, own_results, messages, terms }) = parts.get_mut(place) else {
+            continue;
+        };
         *through_seq = seq;
         if redacted_at.is_some() {
             continue;
         }
-        let of_message = catch_unwind(|| UnindexedSession::terms(analyzer, json)).ok().flatten();
+        let of_message =
+            catch_unwind(AssertUnwindSafe(|| UnindexedSession::terms(analyzer, json, own_results)))
+                .ok()
+                .flatten();
         if let Some(of_message) = of_message {
             let (from_end, micros) = (session.last_seq - seq, Some(DbTime(created_at).micros()));
             RecentTerms { from_end, micros, terms: &of_message }.write(terms);

@@ -7,6 +7,7 @@
 use super::rows;
 use super::statement::{AnyRow, DbRow as _, Sql};
 use super::{Store, StoreError};
+use crate::domain::consolidation::Policy;
 use crate::domain::id::TenantId;
 
 impl Store {
@@ -92,23 +93,29 @@ impl Store {
         Ok(last)
     }
 
-    /// Returns the number of sessions of the tenant that were active in the hour `since` or later, and whose tail has more than
-    /// `threshold` messages or more than `max_tail_tokens` tokens. `Policy::exceeds_threshold` is the same rule.
+    /// Returns the number of sessions of the tenant that were active in the hour `since` or later and are due for consolidation.
+    /// `Policy::due_by` is the same rule.
     pub async fn due_sessions(
         &self,
         tenant: &TenantId,
         since: i64,
-        threshold: i64,
-        max_tail_tokens: Option<i64>,
+        policy: &Policy,
     ) -> Result<i64, StoreError> {
         /// The sessions come sorted from the index: see [`Store::sessions`].
         const COUNT_DUE_SESSIONS: &str = "\
             SELECT count(*) AS sessions FROM (
-                SELECT last_seq - cursor_seq AS tail_messages, tokens - cursor_tokens AS tail_tokens FROM sessions
-                WHERE tenant_id = $1 AND activity_hour >= $2 ORDER BY activity_hour DESC
-            ) AS recent WHERE tail_messages > $3 OR tail_tokens > $4";
-        let statement = self.statement(tenant, COUNT_DUE_SESSIONS).bind(since).bind(threshold);
-        let rows = statement.bind(max_tail_tokens.unwrap_or(i64::MAX)).read_all_in_index_order().await?;
+                SELECT last_seq - cursor_seq AS tail_messages, tokens - cursor_tokens AS tail_tokens, summary_tokens,
+                    window_tokens, window_fixed
+                FROM sessions WHERE tenant_id = $1 AND activity_hour >= $2 ORDER BY activity_hour DESC
+            ) AS recent
+            WHERE (tail_messages > $3 AND (window_tokens IS NULL OR $5 > 0)) OR tail_tokens > $4
+                OR (window_fixed + summary_tokens + tail_tokens) * 1000000 > window_tokens * $6";
+        #[expect(clippy::cast_possible_truncation, reason = "at most a million")]
+        let trigger = (policy.trigger_share * 1e6) as i64;
+        let statement = self.statement(tenant, COUNT_DUE_SESSIONS).bind(since).bind(policy.threshold);
+        let statement = statement.bind(policy.max_tail_tokens.unwrap_or(i64::MAX));
+        let statement = statement.bind(i64::from(policy.is_threshold_set)).bind(trigger);
+        let rows = statement.read_all_in_index_order().await?;
         Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.field("sessions")?)
     }
 

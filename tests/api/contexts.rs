@@ -11,6 +11,7 @@ use test_case::test_case;
 mod anthropic;
 mod formats;
 mod lists;
+mod recall;
 mod shapes;
 mod sizes;
 

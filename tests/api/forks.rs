@@ -66,6 +66,7 @@ async fn fork_continues_from_its_message(backend: Backend) {
         let context = app.context(&format!("fork%20{through_seq}"), &json!({"mode": "off"})).await;
         let coverage = json!({
             "last_seq": through_seq, "summary_through": cursor, "verbatim_from": cursor + 1, "omitted": [],
+            "shortened": [],
         });
         assert_eq!(context["coverage"], coverage);
         // Export and import of a fork are those of any session.

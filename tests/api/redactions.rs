@@ -108,7 +108,9 @@ async fn context_reports_redacted_messages_and_the_summary_is_rebuilt(backend: B
     let omitted = json!([
         {"from_seq": 3, "to_seq": 3, "reason": "redacted"}, {"from_seq": 9, "to_seq": 10, "reason": "redacted"},
     ]);
-    let coverage = json!({"last_seq": 10, "summary_through": 0, "verbatim_from": 1, "omitted": omitted});
+    let coverage = json!({
+        "last_seq": 10, "summary_through": 0, "verbatim_from": 1, "omitted": omitted, "shortened": [],
+    });
     assert_eq!(context["coverage"], coverage);
     assert_eq!(context["messages"].as_array().expect("a list").len(), 10, "placeholders keep the list valid");
     assert_eq!(context["messages"][2], json!({"role": "user", "content": "[redacted]"}));

@@ -60,14 +60,15 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
             {"role": "user", "content": "And now?"},
         ],
         "inserted": 0,
-        "coverage": {"last_seq": 6, "summary_through": 4, "verbatim_from": 5, "omitted": []},
+        "coverage": {"last_seq": 6, "summary_through": 4, "verbatim_from": 5, "omitted": [], "shortened": []},
+        "recall": [],
         "summary": {"revision": 1, "words": 4},
         "memory": {"version": 0, "words": 0},
         "consolidation": {
             "outcome": "consolidated", "messages": 4, "meta": false, "model": "small", "reason": null,
             "retry_at": null,
         },
-        "tokens": {"total": 61, "system": 17, "history": 37, "user_message": 7, "tokenizer": "o200k_base"},
+        "tokens": {"total": 61, "system": 17, "history": 37, "recall": 0, "user_message": 7, "tokenizer": "o200k_base"},
         "cache": {"stable_messages": 3, "stable_tokens": 54},
     });
     assert_eq!(redacted(app.context("s", &request).await), expected);

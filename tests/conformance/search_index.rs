@@ -10,6 +10,7 @@ use precis::domain::message::{Message, Role};
 use precis::domain::search::MessageRef;
 use precis::domain::search::analyzer::{Analyzer, Language};
 use precis::domain::search::index_terms::{self, TermQuery};
+use precis::domain::search::text::OwnResults;
 use precis::storage::search::SearchFilter;
 use precis::storage::search_index::IndexedBatch;
 use precis::storage::{self, ForkOutcome, RowBatch, Store, StoreOptions};
@@ -268,10 +269,11 @@ impl Scene {
             assert_eq!(indexed, expected);
             for visible in of_tenant() {
                 let (_, session, _, message, user) = visible;
-                let words: Vec<TermQuery> = index_terms::message_terms(analyzer, message)
-                    .split(' ')
-                    .map(|term| probe(&[&[term]]))
-                    .collect();
+                let words: Vec<TermQuery> =
+                    index_terms::message_terms(analyzer, message, &mut OwnResults::default())
+                        .split(' ')
+                        .map(|term| probe(&[&[term]]))
+                        .collect();
                 let filter = SearchFilter {
                     session: Some(session.clone()),
                     user: user.clone(),

@@ -7,25 +7,12 @@ use precis::domain::consolidation::Policy;
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::message::{Message, Role};
 use precis::domain::retention::hour;
+use precis::domain::session::Window;
 use precis::domain::session::{Session, Summary};
 use precis::storage::{ImportOutcome, RowBatch};
-use std::time::Duration;
 use test_case::test_case;
 use time::macros::datetime;
 use tokio::sync::mpsc;
-
-/// The test sets the limits of the tail.
-const POLICY: Policy = Policy {
-    threshold: 0,
-    max_tail_tokens: None,
-    keep_recent: 2,
-    summary_word_limit: 100,
-    summary_sentences: 5,
-    max_history_messages: 100,
-    max_context_bytes: 1 << 20,
-    retry_initial: Duration::from_secs(1),
-    retry_max: Duration::from_secs(1),
-};
 
 /// Settles all sessions whose activity is two hours old or older, in small steps.
 async fn settle(demo: &Conversation) {
@@ -248,16 +235,40 @@ async fn due_sessions_are_counted_by_the_rule(backend: Backend) {
     let (store, tenant) = (&demo.store, &demo.tenant);
     for threshold in [0, 3, 4, 5, 6, 9] {
         for max_tail_tokens in [None, Some(0), Some(tokens - 1), Some(tokens), Some(tokens + 1)] {
-            let policy = Policy { threshold, max_tail_tokens, ..POLICY };
-            let is_due =
-                |session: &&Session| policy.exceeds_threshold(session.tail_len(), session.tail_tokens());
-            let expected = sessions.iter().filter(is_due).count();
-            let due = store.due_sessions(tenant, hour, threshold, max_tail_tokens).await.unwrap();
-            assert_eq!(due, i64::try_from(expected).unwrap(), "{threshold} {max_tail_tokens:?}");
+            let policy = Policy { threshold, max_tail_tokens, ..Policy::default() };
+            assert_due(&demo, hour, &sessions, &policy).await;
+        }
+    }
+    // Three of the sessions have a window.
+    for (number, window) in [(4, 40), (5, 60), (7, 60)] {
+        let window = Window { tokens: window, fixed: 5 };
+        let id = session_id(&format!("s{number}"));
+        store.set_window(tenant, &id, Some(window)).await.unwrap();
+        sessions[number - 1] = demo.session(&format!("s{number}")).state().await;
+        assert_eq!(sessions[number - 1].window, Some(window));
+    }
+    for is_threshold_set in [false, true] {
+        for (threshold, trigger_share) in [(3, 0.1), (3, 0.5), (3, 0.8), (9, 0.3), (9, 1.0)] {
+            let policy = Policy { threshold, is_threshold_set, trigger_share, ..Policy::default() };
+            assert_due(&demo, hour, &sessions, &policy).await;
         }
     }
     // The hour may have changed since the first session.
     age(&demo, &mut sql, 3).await;
-    assert_eq!(store.due_sessions(tenant, hour - 1, 0, None).await.unwrap(), 0);
-    assert_eq!(store.due_sessions(tenant, hour - 3, 0, None).await.unwrap(), 8);
+    assert_eq!(
+        store.due_sessions(tenant, hour - 1, &Policy { threshold: 0, ..Policy::default() }).await.unwrap(),
+        0
+    );
+    assert_eq!(
+        store.due_sessions(tenant, hour - 3, &Policy { threshold: 0, ..Policy::default() }).await.unwrap(),
+        8
+    );
+}
+
+/// Compares the number of sessions that are due with those by the rule.
+async fn assert_due(demo: &Conversation, hour: i64, sessions: &[Session], policy: &Policy) {
+    let expected =
+        sessions.iter().filter(|session| policy.due_by((*session).into(), session.window).is_some()).count();
+    let due = demo.store.due_sessions(&demo.tenant, hour, policy).await.unwrap();
+    assert_eq!(due, i64::try_from(expected).unwrap(), "{policy:?}");
 }

@@ -130,11 +130,13 @@ async fn stored_text_cannot_forge_reserved_headings(backend: Backend) {
         let all = all.clone();
         move |_| all.clone()
     }));
+    let limit = (precis::domain::summary::words(&all) - 1).to_string();
     let set = [
         ("consolidation.threshold", "10"),
         ("consolidation.keep_recent", "2"),
         ("consolidation.max_history_messages", "11"),
-        ("consolidation.summary_word_limit", "10"),
+        // The model does not compress it, and the built-in summariser would change it above twice the limit.
+        ("consolidation.summary_word_limit", limit.as_str()),
     ];
     let app = start(&backend, &model, &set).await;
     app.put("/users/default/memory", json!({"content": all})).await.ok(200);

@@ -111,7 +111,9 @@ async fn session_erased_during_consolidation_is_not_recreated(backend: Backend) 
         release.add_permits(1);
         let answer = ended(request).await.unwrap();
         let left = if anew { 4 } else { 0 };
-        let coverage = json!({"last_seq": left, "summary_through": 0, "verbatim_from": 1, "omitted": []});
+        let coverage = json!({
+            "last_seq": left, "summary_through": 0, "verbatim_from": 1, "omitted": [], "shortened": [],
+        });
         assert_eq!(
             (&answer["consolidation"]["outcome"], &answer["coverage"]),
             (&json!("not_due"), &coverage)
@@ -242,7 +244,7 @@ async fn exchange_during_consolidation_is_kept(backend: Backend) {
     let answer = ended(request).await.unwrap();
     assert_eq!(
         answer["coverage"],
-        json!({"last_seq": 110, "summary_through": 82, "verbatim_from": 83, "omitted": []})
+        json!({"last_seq": 110, "summary_through": 82, "verbatim_from": 83, "omitted": [], "shortened": []})
     );
     assert_eq!(seen(&model.calls()[0]), (1..=82).collect::<Vec<_>>());
     assert_eq!(plain(&app, "s", &given).await.verbatim().len(), given.len() - before.len() + 20);

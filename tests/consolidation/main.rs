@@ -9,6 +9,8 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
+    #[expect(dead_code, reason = "other tests use the rest of it")]
+    pub(crate) mod lists;
     #[cfg(target_os = "linux")]
     pub(crate) mod memory;
     #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -41,3 +43,4 @@ mod tail_growth;
 mod thresholds;
 mod times;
 mod token_budget;
+mod windows;

@@ -37,7 +37,8 @@ async fn memory_usage_is_independent_of_number_of_messages(backend: Backend) {
         let given: Vec<String> = (1..=messages).map(long).collect();
         record(&app, session, &given).await;
     }
-    let process = Precis::on(&backend).model(&model.base_url()).start().await;
+    let process =
+        Precis::on(&backend).model(&model.base_url()).set("consolidation.inline_wait", "2min").start().await;
     for session in ["first", "second", "third"] {
         consolidate(&process, session, FEW).await;
     }

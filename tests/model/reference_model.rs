@@ -911,16 +911,28 @@ impl Session {
     fn split_point(&self, settings: &ServiceSettings, cursor: usize) -> Option<usize> {
         let last = self.history.len();
         let too_long = last - cursor > settings.max_history_messages;
+        let suffices = |split: &usize| last - *split <= settings.max_history_messages;
         let rules = [KeptCalls::All, KeptCalls::UnlessUserContinued, KeptCalls::None];
         let splits = rules.into_iter().take(if too_long { 3 } else { 1 }).filter_map(|rule| {
             let candidates = cursor + 1..=last.saturating_sub(settings.keep_recent);
             let safe: Vec<usize> = candidates.filter(|seq| !self.splits_call(cursor, *seq, rule)).collect();
-            let before_user = safe.iter().rfind(|seq| self.history[**seq].is_user);
-            before_user.or(safe.last()).copied()
+            let before_user = |seq: &&usize| self.history[**seq].is_user;
+            let fitting = || safe.iter().filter(|seq| suffices(seq));
+            let any = safe.iter().rfind(before_user).or(safe.last());
+            fitting().rfind(before_user).or(fitting().next_back()).or(any).copied()
         });
         let splits: Vec<usize> = splits.collect();
-        let suffices = |split: &&usize| last - **split <= settings.max_history_messages;
-        splits.iter().find(suffices).or(splits.first()).copied()
+        // The last resort: the split that separates the fewest calls from their results.
+        let separated = |seq: usize| {
+            let calls = tool_calls(&self.history);
+            let open = |call: &&ToolCall| call.seq > cursor && call.seq <= seq && call.result > Some(seq);
+            (calls.iter().filter(open).count(), !self.history[seq].is_user)
+        };
+        let separating = || {
+            let candidates = cursor + 1..=last.saturating_sub(settings.keep_recent);
+            candidates.rev().filter(|seq| too_long && suffices(seq)).min_by_key(|seq| separated(*seq))
+        };
+        splits.iter().copied().find(|split| suffices(split)).or_else(separating).or(splits.first().copied())
     }
 
     /// Predicts a run that consolidates once if that is due or `force` is set.

@@ -29,7 +29,11 @@ async fn service_without_settings_stores_and_consolidates() {
     assert_eq!(sent.len(), 22, "system message, the last 20, the new one");
     let system = sent[0]["content"].as_str().expect("text");
     assert!(system.starts_with("You are a helpful assistant.\n\n## Session Summary\n\n"), "{system}");
-    assert_eq!(sent[21], json!({"role": "user", "content": "When do I fly?"}));
+    let asked = sent[21]["content"].as_str().expect("text");
+    assert!(
+        asked.starts_with("<recalled_messages>\n") && asked.contains("] user: I fly to Zürich on 3 May.\n")
+    );
+    assert!(asked.ends_with("</recalled_messages>\n\nWhen do I fly?"), "{asked}");
 
     let revision = service.get("/sessions/demo/revisions/1").await;
     assert_includes(&revision, &json!({"from_seq": 1, "to_seq": 82}));

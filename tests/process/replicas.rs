@@ -99,7 +99,8 @@ async fn lease_lasts_as_long_as_the_model_call() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     let released = Arc::new(Semaphore::new(0));
     model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
-    let (holder, other) = (start(&backend, &model).await, start(&backend, &model).await);
+    let patient = Precis::on(&backend).model(&model.base_url()).set("consolidation.inline_wait", "1min");
+    let (holder, other) = (patient.start().await, start(&backend, &model).await);
     holder.record("s", &messages(102)).await;
     let asked = tokio::spawn(holder.post("/sessions/s/context", "{}").unchecked());
     model.until_calls(1).await;

@@ -5,6 +5,7 @@
 #![cfg(test)]
 
 use precis::domain::api_key::{ApiKey, RANDOM_BYTES, Scope};
+use precis::domain::consolidation::Policy;
 use precis::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause};
 use precis::domain::exchange::{Exchange, IdempotencyKey};
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
@@ -16,7 +17,7 @@ use precis::domain::revision::ModelUsage;
 use precis::domain::search::MessageRef;
 use precis::domain::search::index_terms::{TermPattern, TermQuery};
 use precis::domain::search::segment::SegmentBuilder;
-use precis::domain::session::{Session, Summary};
+use precis::domain::session::{Session, Summary, Window};
 use precis::domain::tail::TailLimit;
 use precis::storage::search::SearchFilter;
 use precis::storage::{
@@ -44,6 +45,9 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("session_head", 1),
     ("recent_session_head", 1),
     ("context_messages", 3),
+    ("set_window", 1),
+    ("last_user_message", 1),
+    ("revision_of_message", 1),
     ("messages", 50),
     ("messages, newest first", 50),
     ("message_metadata", 50),
@@ -175,9 +179,10 @@ const FILL: &str = "\
     SEGMENT
     INSERT INTO search_analyzer (id, version) VALUES (1, 'english-2') ON CONFLICT DO NOTHING;
     UPDATE sessions SET indexed_seq = 0 WHERE tenant_id <> 'default' AND last_seq > 0;
-    INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens, added,
-        created_at)
-    SELECT 'default', 'demo', n, 'consolidation', CASE WHEN n < 40 THEN 0 ELSE 9 * n - 300 END, 'x', 1, 1, 'x', TIME[NOW]TIME
+    INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
+        summary_tokens, added, created_at)
+    SELECT 'default', 'demo', n, 'consolidation', CASE WHEN n >= 40 THEN 9 * n - 308 END, CASE WHEN n >= 40 THEN 9 * n - 300 END,
+        CASE WHEN n < 40 THEN 0 ELSE 9 * n - 300 END, 'x', 1, 1, 'x', TIME[NOW]TIME
     FROM n WHERE n <= SIZE;
     INSERT INTO consolidation_records (tenant_id, session_id, number, revision, details, created_at)
     SELECT 'default', 'demo', 200 + n, n, RECORD, TIME[NOW]TIME FROM n WHERE n <= SIZE;
@@ -352,15 +357,20 @@ pub(crate) async fn call(store: &Store, database: &Filled, what: &str) -> usize 
         | "load_large_context"
         | "session_head"
         | "recent_session_head"
-        | "context_messages" => calls.context(what).await,
+        | "context_messages"
+        | "set_window"
+        | "last_user_message" => calls.context(what).await,
         "messages" | "message_metadata" | "message_range" => calls.history(what).await,
         "session" | "session_owner" | "bind_session" | "sessions" | "set_metadata" => {
             calls.sessions(what).await
         }
         "erase_session" | "erase_user" => calls.erase(what).await,
-        "take_lease" | "restore_revision" | "edit_summary" | "revisions" | "consolidation_records" => {
-            calls.consolidation(what).await
-        }
+        "revision_of_message"
+        | "take_lease"
+        | "restore_revision"
+        | "edit_summary"
+        | "revisions"
+        | "consolidation_records" => calls.consolidation(what).await,
         "add_token_usage" | "tokens_used_today" => calls.token_usage(what).await,
         "memory_document" | "write_memory_document" | "memory_revisions" => calls.memory(what).await,
         "create_api_key" | "api_key" | "api_keys" | "revoke_api_key" | "any_api_key" => {
@@ -441,6 +451,16 @@ impl Calls<'_> {
             return usize::from(head.is_some_and(|head| head.memory.is_some()));
         }
         let Some(head) = store.session_head(tenant, session).await.unwrap() else { return 0 };
+        if what == "set_window" {
+            let window = Window { tokens: head.last_seq, fixed: 0 };
+            store.set_window(tenant, session, Some(window)).await.unwrap();
+            return 1;
+        }
+        if what == "last_user_message" {
+            return usize::from(
+                store.last_user_message(tenant, session, head.last_seq).await.unwrap().is_some(),
+            );
+        }
         if what == "session_head" {
             return usize::from(head.memory.is_some());
         }
@@ -556,6 +576,11 @@ impl Calls<'_> {
                 let session_state = lease().await;
                 store.record_abandoned_run(tenant, session, token, &record()).await.unwrap();
                 usize::from(session_state.is_some())
+            }
+            "revision_of_message" => {
+                let state = store.session(tenant, session).await.unwrap().unwrap();
+                let revision = store.revision_of_message(tenant, session, state.cursor).await.unwrap();
+                usize::from(revision.is_some())
             }
             "consolidation_records" => store
                 .consolidation_records(tenant, session, self.database.size / 2, 20, 1 << 20)
@@ -707,7 +732,7 @@ impl Calls<'_> {
             }
             // These read the sessions that were active in the last hours.
             "due_sessions" => {
-                usize::from(store.due_sessions(&aged, last_hour, 20, Some(1000)).await.unwrap() >= 0)
+                usize::from(store.due_sessions(&aged, last_hour, &Policy::default()).await.unwrap() >= 0)
             }
             "stored_bytes" => usize::from(store.stored_bytes(&aged).await.unwrap() >= 0),
             "settle_sessions" => {

@@ -66,6 +66,7 @@ fn session() -> Session {
         summary: Summary::new("edited".to_owned()),
         revision: 6,
         consolidation: ConsolidationState::default(),
+        window: None,
         forked_from: None,
         incarnation: uuid::Uuid::nil(),
         created_at: BEGAN,

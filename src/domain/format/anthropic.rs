@@ -23,8 +23,6 @@ use std::sync::LazyLock;
 
 /// Text of a message that has no content, because the API rejects empty content.
 const EMPTY_MESSAGE: &str = "(empty message)";
-/// First message of a list that would otherwise begin with the assistant.
-const OPENING: &str = "(The conversation began earlier.)";
 /// Image types that the API accepts.
 const IMAGE_TYPES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 /// Number of characters of a file name that are shown to the model.
@@ -33,7 +31,6 @@ const MAX_NAME_CHARS: usize = 200;
 const MAX_ID_CHARS: usize = 128;
 
 static EMPTY_MESSAGE_TOKENS: LazyLock<i64> = LazyLock::new(|| count_text(EMPTY_MESSAGE));
-static OPENING_TOKENS: LazyLock<i64> = LazyLock::new(|| count_text(OPENING));
 
 /// A content block.
 #[derive(Clone, Debug, Serialize)]
@@ -114,9 +111,6 @@ pub(super) fn render_message<'t>(
         let tokens = tokens_of_result(&tool_use_id);
         (ContentBlock::ToolResult { tool_use_id, content }.into_item(Speaker::User), tokens)
     });
-    if rendered.items.first().is_some_and(|item| item.speaker == Speaker::Assistant) {
-        rendered.tokens_if_first = PER_MESSAGE + *OPENING_TOKENS;
-    }
     Ok(rendered)
 }
 
@@ -249,10 +243,11 @@ pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
     });
     let positions = positions(&input.history);
     let extra = input.extra(|item| positions.get(item).copied().unwrap_or_default());
+    let opening = input.has_opening().then(|| input.opening.clone());
     let rendered = input.history.into_iter().chain(input.user_message);
     let mut items: Vec<RenderedItem<'_>> = rendered.flat_map(|message| message.items).collect();
-    if items.first().is_some_and(|item| item.speaker == Speaker::Assistant) {
-        items.insert(0, ContentBlock::text(OPENING).into_item(Speaker::User));
+    if let Some(opening) = opening {
+        items.insert(0, ContentBlock::text(&opening.text).into_item(Speaker::User));
         stable_items += usize::from(stable_items > 0);
     }
     let mut messages: Vec<(Speaker, Vec<ItemJson<'_>>)> = Vec::new();

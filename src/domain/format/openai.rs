@@ -67,12 +67,16 @@ pub(super) fn render_context(input: &RenderInput<'_>) -> RenderedContext {
     let (stable_items, tokens) = input.stable_items();
     let system = &input.system_json;
     let system = (!system.is_empty()).then(|| format!(r#"{{"role":"system","content":"{system}"}}"#));
-    let stable =
-        StablePrefix { messages: usize::from(system.is_some()) + stable_items, blocks: None, tokens };
+    let opening =
+        input.has_opening().then(|| json!({"role": "user", "content": &input.opening.text}).to_string());
+    let first: Vec<ItemJson<'_>> =
+        system.as_deref().into_iter().chain(opening.as_deref()).map(ItemJson::from).collect();
+    let is_stable = usize::from(stable_items > 0);
+    let before = usize::from(system.is_some()) + usize::from(opening.is_some()) * is_stable;
+    let stable = StablePrefix { messages: before + stable_items, blocks: None, tokens };
     let rendered = input.history.iter().chain(&input.user_message);
     let items = rendered.flat_map(|message| &message.items).map(|item| &item.json);
-    let system_item = system.as_deref().map(ItemJson::from);
-    let messages = MessageList::new(input.tail, system_item.iter().chain(items));
-    let extra = input.extra(|item| usize::from(system.is_some()) + item);
+    let messages = MessageList::new(input.tail, first.iter().chain(items));
+    let extra = input.extra(|item| first.len() + item);
     RenderedContext { messages, stable, extra, ..RenderedContext::default() }
 }

@@ -2,7 +2,7 @@
 
 use super::tool_pairing::MissingHalves;
 use crate::domain::tail::{StoredJson, Tail};
-use crate::domain::tokens::Tokenizer;
+use crate::domain::tokens::{PER_MESSAGE, Tokenizer, count_text};
 use bytes::Bytes;
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -59,8 +59,6 @@ pub struct RenderedMessage<'t> {
     pub(super) items: SmallVec<[RenderedItem<'t>; 1]>,
     /// Tokens of all items.
     pub tokens: i64,
-    /// Additional tokens if the list begins with this message.
-    pub tokens_if_first: i64,
     /// `None` for most messages.
     insertions: Option<Box<Insertions>>,
     /// `seq` and field `extra` of the message, if both were requested and it has one.
@@ -115,9 +113,41 @@ impl<'t> RenderedMessage<'t> {
         self.insertions.as_deref().copied().unwrap_or_default()
     }
 
+    /// Returns `true` if a list needs an opening before this message: its first message must be one of the user.
+    pub fn needs_opening(&self) -> bool {
+        self.items.first().is_some_and(|item| item.speaker == Speaker::Assistant)
+    }
+
     /// Returns the number of items that are not part of the history.
     pub(super) fn inserted(&self) -> usize {
         self.insertions().count
+    }
+}
+
+/// A text of the user at the beginning of a list that would otherwise begin with the assistant, which some providers reject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opening {
+    pub text: String,
+    /// Tokens of the message.
+    pub tokens: i64,
+}
+
+impl Default for Opening {
+    fn default() -> Self {
+        Self::new("(The conversation began earlier.)".to_owned())
+    }
+}
+
+impl Opening {
+    pub fn new(text: String) -> Self {
+        Self { tokens: PER_MESSAGE + count_text(&text), text }
+    }
+
+    /// Returns the opening of a list in the middle of a turn: `text` is the beginning of the turn.
+    pub fn of_turn(seq: i64, text: &str) -> Self {
+        Self::new(format!(
+            "(The summary has the beginning of this turn, which is not over yet. It began with message {seq}:)\n\n{text}"
+        ))
     }
 }
 
@@ -128,6 +158,8 @@ pub struct RenderInput<'t> {
     pub system_json: String,
     pub system_tokens: i64,
     pub history: Vec<RenderedMessage<'t>>,
+    /// The first message of a list that would otherwise begin with the assistant.
+    pub opening: Opening,
     /// The tail that the history was rendered from.
     pub tail: Option<&'t Tail>,
     /// The new message of the user.
@@ -168,8 +200,13 @@ impl RenderInput<'_> {
             items += message.items.len() - provisional;
             tokens += scale(message.tokens - provisional_tokens);
         }
-        let first = self.history.first().map_or(0, |message| scale(message.tokens_if_first));
-        (items, scale(self.system_tokens) + first + tokens)
+        let opening = if self.has_opening() { scale(self.opening.tokens) } else { 0 };
+        (items, scale(self.system_tokens) + opening + tokens)
+    }
+
+    /// Returns `true` if the list needs its opening.
+    pub(super) fn has_opening(&self) -> bool {
+        self.history.first().or(self.user_message.as_ref()).is_some_and(RenderedMessage::needs_opening)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::analyzer::Analyzer;
 use super::segment::KeyRange;
-use super::text;
+use super::text::{self, OwnResults};
 use crate::domain::id::SessionId;
 use crate::domain::message::{Message, Role};
 
@@ -51,10 +51,12 @@ pub fn hours(since: Option<i64>, until: Option<i64>) -> KeyRange {
 /// Maximum total size of the terms of a message. Natural language stays below it; characters with many combining marks may not.
 const MAX_TERM_BYTES: usize = 1_000_000;
 
-/// Returns the terms of a message, separated by spaces: its role, and the terms of its text. Some of them may be repeated.
+/// Returns the terms of the next message of a session, separated by spaces: its role, and the terms of its text. Some of them may be
+/// repeated. A result of precis' own tools has only its role.
 #[must_use]
-pub fn message_terms(analyzer: Analyzer, message: &Message) -> String {
-    let text = text::searchable_text(message);
+pub fn message_terms(analyzer: Analyzer, message: &Message, own_results: &mut OwnResults) -> String {
+    let is_own = own_results.is_next(message);
+    let text = if is_own { "".into() } else { text::searchable_text(message) };
     let mut out = String::with_capacity(text.len().min(MAX_TERM_BYTES));
     out.push_str(ROLE_PREFIX);
     out.push_str(message.role().as_str());
@@ -94,7 +96,7 @@ mod tests {
     #[test]
     fn terms_contain_no_spaces_and_words_no_colon() {
         let message = Message::text(Role::User, "it's 'quoted' \\ \"text\" & | ! ( ) : * <-> \0 数据");
-        let terms = message_terms(Analyzer::default(), &message);
+        let terms = message_terms(Analyzer::default(), &message, &mut OwnResults::default());
         let mut terms = terms.split(' ');
         assert_eq!(terms.next(), Some(":ruser"));
         assert!(terms.all(|term| !term.is_empty() && term.chars().all(char::is_alphanumeric)));

@@ -99,6 +99,13 @@ impl Query {
         Ok(query)
     }
 
+    /// Returns `true` if the query consists of words that say nothing about a message.
+    #[must_use]
+    pub fn has_only_stop_words(&self, analyzer: Analyzer) -> bool {
+        let stop_terms = analyzer.stop_terms();
+        self.words.iter().all(|word| word.pattern.is_term_in(&stop_terms))
+    }
+
     /// Returns the excluded single terms. The index cannot evaluate excluded phrases and prefixes.
     #[must_use]
     pub fn excluded_terms(&self) -> Vec<String> {

@@ -1,7 +1,9 @@
 //! Extracts the searchable text of a message: content, name of the participant, names and arguments of tool calls.
 
 use crate::domain::message::{Message, Role};
+use crate::domain::tool::Tool;
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 /// Only this much of a long message is searchable. Small enough for the index, even with a term for each pair of
 /// characters.
@@ -12,6 +14,8 @@ pub const MAX_INDEXED_BYTES: usize = 128 * 1024;
 pub fn searchable_text(message: &Message) -> Cow<'_, str> {
     // Tool results are usually JSON. Messages of people are not, even if they begin with a bracket.
     let (name, content, may_be_json) = (message.name(), message.content(), message.role() == Role::Tool);
+    // The words of a search would be found by the next one.
+    let calls = message.tool_calls().iter().filter(|call| !Tool::is_name(&call.name));
     if name.is_none() && !may_be_json && message.tool_calls().is_empty() {
         return Cow::Borrowed(
             content.get(..content.floor_char_boundary(MAX_INDEXED_BYTES)).unwrap_or_default(),
@@ -20,11 +24,27 @@ pub fn searchable_text(message: &Message) -> Cow<'_, str> {
     let mut text = String::new();
     add(&mut text, name.unwrap_or_default(), false);
     add(&mut text, content, may_be_json);
-    for call in message.tool_calls() {
+    for call in calls {
         add(&mut text, &call.name, false);
         add(&mut text, &call.arguments, true);
     }
     Cow::Owned(text)
+}
+
+/// Recognises results of precis' own tools among messages of a session. They repeat what was said, or the memory document, so they are
+/// neither indexed nor summarised.
+#[derive(Debug, Default)]
+pub struct OwnResults {
+    calls: HashSet<String>,
+}
+
+impl OwnResults {
+    /// Reads the next message, and returns `true` if it is the result of such a call in a message before.
+    pub fn is_next(&mut self, message: &Message) -> bool {
+        let own = message.tool_calls().iter().filter(|call| Tool::is_name(&call.name));
+        self.calls.extend(own.map(|call| call.id.clone()));
+        message.tool_call_id().is_some_and(|id| self.calls.remove(id))
+    }
 }
 
 const MAX_SPEAKER_CHARS: usize = 40;

@@ -9,6 +9,7 @@ use crate::domain::format::{Fields, Format, ListOptions, MessageExtra, MessageLi
 use crate::domain::id::UserId;
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
+use crate::domain::recall::{DEFAULT_RECALL, RecallOptions, RecallScope, RecalledMessage};
 use crate::domain::skill::{self, Skill};
 use crate::domain::validation::FieldError;
 use crate::http::chat::{AnthropicTextBlock, Content};
@@ -24,6 +25,7 @@ use crate::http::readable;
 use crate::http::response_body::{BodyPieces, json_response};
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
+use crate::service::search::MAX_LIMIT;
 use crate::service::{self, MemoryService};
 use crate::trace_context::step;
 use axum::Extension;
@@ -31,9 +33,12 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Number;
 use serde_json::value::RawValue;
+use std::fmt;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -55,10 +60,15 @@ pub(crate) struct ContextRequest {
     skills: Option<Vec<Skill>>,
     /// The mode of consolidation; by default as configured.
     mode: Option<Mode>,
-    /// Largest number of tokens of the whole list, counted by `tokens.tokenizer`. Older messages that do not fit are
-    /// omitted.
+    /// The window: largest number of tokens of the whole list, counted by `tokens.tokenizer`. By default
+    /// `consolidation.context_window`. The session is consolidated before anything has to be omitted.
     #[schema(value_type = Option<u64>, minimum = 1)]
     max_tokens: Option<MaxTokens>,
+    /// Tokens of the window that the list leaves free: for the definitions of tools, which often take 20,000 tokens, and the answer.
+    #[schema(value_type = Option<u64>)]
+    reserved_tokens: Option<ReservedTokens>,
+    /// Earlier messages that match `user_message` precede its text. `false`: none. By default as configured (`recall.*`).
+    recall: Option<RecallRequest>,
     /// Format of the list; `openai` by default.
     format: Option<Format>,
     /// Fields of the messages; `standard` by default.
@@ -81,6 +91,63 @@ impl TryFrom<Number> for MaxTokens {
     }
 }
 
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "Number")]
+struct ReservedTokens(i64);
+
+impl TryFrom<Number> for ReservedTokens {
+    type Error = &'static str;
+
+    fn try_from(number: Number) -> Result<Self, Self::Error> {
+        as_integer(&number).filter(|tokens| *tokens >= 0).map(Self).ok_or("must be a whole number from 0 on")
+    }
+}
+
+/// `false` for no recall, `true` as configured, or limits.
+#[derive(ToSchema)]
+#[schema(as = RecallOptions)]
+#[serde(untagged)]
+enum RecallRequest {
+    Enabled(bool),
+    Limits(RecallLimits),
+}
+
+/// A derived implementation for an untagged enum would not name the field that is invalid.
+impl<'de> Deserialize<'de> for RecallRequest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct BoolOrLimits;
+        impl<'de> Visitor<'de> for BoolOrLimits {
+            type Value = RecallRequest;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true, false or an object with limit, max_tokens and scope")
+            }
+
+            fn visit_bool<E>(self, is_enabled: bool) -> Result<RecallRequest, E> {
+                Ok(RecallRequest::Enabled(is_enabled))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RecallRequest, A::Error> {
+                RecallLimits::deserialize(MapAccessDeserializer::new(map)).map(RecallRequest::Limits)
+            }
+        }
+        deserializer.deserialize_any(BoolOrLimits)
+    }
+}
+
+/// The limits of a recall. Missing ones are as configured.
+#[derive(Deserialize, ToSchema)]
+struct RecallLimits {
+    /// Largest number of messages.
+    #[schema(minimum = 0, maximum = 50)]
+    limit: Option<u8>,
+    /// Largest number of tokens.
+    #[schema(minimum = 0)]
+    max_tokens: Option<u32>,
+    /// Messages of the session, or of all sessions of its user.
+    scope: Option<RecallScope>,
+}
+
 /// A context that is ready to be sent to a model.
 #[derive(Serialize)]
 struct ContextResponse {
@@ -98,10 +165,21 @@ struct ContextResponse {
     cache: CacheBody,
     inserted: usize,
     coverage: Coverage,
+    recall: Vec<RecallBody>,
     summary: SummaryInfo,
     memory: MemoryInfo,
     consolidation: ConsolidationReport,
     tokens: ContextTokens,
+}
+
+/// An earlier message that precedes the text of the new message.
+#[derive(Serialize, ToSchema)]
+#[schema(as = RecalledMessage)]
+struct RecallBody {
+    session_id: String,
+    seq: i64,
+    /// Comparable only with other messages of the same context.
+    score: f64,
 }
 
 /// A context that is ready to be sent to a model; `format` and `fields` tell the types apart
@@ -150,6 +228,8 @@ macro_rules! context_schemas {
                 /// without a result, and a result without a call, so the missing one is inserted.
                 inserted: usize,
                 coverage: Coverage,
+                /// The recalled messages, in the order of the history.
+                recall: Vec<RecallBody>,
                 summary: SummaryInfo,
                 memory: MemoryInfo,
                 consolidation: ConsolidationReport,
@@ -258,8 +338,10 @@ pub(crate) async fn build(
     let (bytes, include_extra) = (request.bytes(), request.include_extra.unwrap_or_default());
     let (format, fields) = (request.format.unwrap_or_default(), request.fields.unwrap_or_default());
     let guide = request.include_memory_skill.unwrap_or_default().then(|| service.memory_guide());
+    let recall = service.default_recall();
     let options =
-        blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref())).await?;
+        blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref(), recall))
+            .await?;
     let mut options = ContextOptions { default_user, permit, ..options };
     let text = preferred_text(&headers);
     if text.is_some() {
@@ -290,7 +372,12 @@ impl ContextRequest {
     }
 
     /// Validates the request; all errors are reported at once.
-    fn into_options(self, limits: &Limits, memory_guide: Option<&str>) -> Result<ContextOptions, Problem> {
+    fn into_options(
+        self,
+        limits: &Limits,
+        memory_guide: Option<&str>,
+        recall: Option<RecallOptions>,
+    ) -> Result<ContextOptions, Problem> {
         let mut errors = Vec::new();
         let format = self.format.unwrap_or_default();
         let user_message = self.user_message.and_then(|content| {
@@ -308,6 +395,22 @@ impl ContextRequest {
         let skills = skill::section(memory_guide, &skills);
         errors.extend(limits.system_text("skills", &skills).err());
         let user_id = user_id(self.user_id, &mut errors);
+        let recall = match self.recall {
+            Some(RecallRequest::Enabled(false)) => None,
+            Some(RecallRequest::Enabled(true)) => Some(recall.unwrap_or(DEFAULT_RECALL)),
+            None => recall,
+            Some(RecallRequest::Limits(RecallLimits { limit, max_tokens, scope })) => {
+                let default = recall.unwrap_or(DEFAULT_RECALL);
+                Some(RecallOptions {
+                    limit: limit.map_or(default.limit, usize::from),
+                    max_tokens: max_tokens.map(i64::from).or(default.max_tokens),
+                    scope: scope.unwrap_or(default.scope),
+                })
+            }
+        };
+        if recall.is_some_and(|recall| recall.limit > MAX_LIMIT) {
+            errors.push(FieldError::new("recall.limit", format!("must be at most {MAX_LIMIT}")));
+        }
         let cache_control = self.cache_control.unwrap_or_default();
         if cache_control && format == Format::OpenAi {
             let detail =
@@ -325,6 +428,8 @@ impl ContextRequest {
             skills,
             mode: self.mode,
             max_tokens: self.max_tokens.map(|MaxTokens(max)| max),
+            reserved_tokens: self.reserved_tokens.map_or(0, |ReservedTokens(tokens)| tokens),
+            recall,
             format,
             list: ListOptions {
                 fields: self.fields.unwrap_or_default(),
@@ -332,6 +437,7 @@ impl ContextRequest {
             },
             cache_control,
             permit: WorkPermit::default(),
+            is_preview: false,
         })
     }
 }
@@ -356,7 +462,13 @@ impl ContextResponse {
         include_extra: bool,
         context: Context,
     ) -> Result<Self, service::Error> {
-        let Context { user, exists, list, coverage, summary, memory, consolidation, tokens } = context;
+        let Context { user, exists, list, coverage, recall, summary, memory, consolidation, tokens } =
+            context;
+        let recalled = |message: RecalledMessage| RecallBody {
+            session_id: message.session.as_str().to_owned(),
+            seq: message.seq,
+            score: message.score,
+        };
         let StablePrefix { messages, blocks, tokens: stable_tokens } = list.stable;
         let extra_body = |MessageExtra { seq, position, json }| {
             stored(json).map(|extra| ExtraBody { seq, position, extra })
@@ -374,6 +486,7 @@ impl ContextResponse {
             cache: CacheBody { stable_messages: messages, stable_blocks: blocks, stable_tokens },
             inserted: list.inserted,
             coverage,
+            recall: recall.into_iter().map(recalled).collect(),
             summary,
             memory,
             consolidation,

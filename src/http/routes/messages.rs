@@ -1,13 +1,16 @@
-//! `GET /sessions/{session_id}/messages`
+//! `GET /sessions/{session_id}/messages`, and the place of a message in the next context.
 
 use crate::blocking;
+use crate::domain::coverage::OmissionReason;
+use crate::domain::message::{Message, Role};
 use crate::http::chat::ChatMessage;
 use crate::http::error::Problem;
-use crate::http::extract::{PathParams, QueryParams, SessionPath, TenantFromKey};
+use crate::http::extract::{Bounded, MessagePath, PathParams, QueryParams, SessionPath, TenantFromKey};
 use crate::http::json::stored;
-use crate::http::openapi::responses::SessionNotFound;
+use crate::http::openapi::responses::{MessageNotFound, SessionNotFound};
 use crate::http::pagination::{self, Limit, Page};
 use crate::http::response_body::Json;
+use crate::service::placement::{ContextPart, Placement};
 use crate::service::{self, MAX_PAGE_BYTES, MemoryService};
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
@@ -103,4 +106,62 @@ pub(crate) async fn list(
         Ok(Json(page).into_response())
     };
     blocking::spawn_cpu_if_large(bytes, encode).await
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PlacementParams {
+    /// The window of the context; by default that of the latest context request of the session.
+    #[param(inline)]
+    max_tokens: Option<Bounded<1, { i64::MAX }>>,
+    /// The new message of the context, for which earlier messages are recalled.
+    user_message: Option<String>,
+}
+
+/// The part of the next context in which a message is.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Placement)]
+pub(crate) struct PlacementBody {
+    seq: i64,
+    part: ContextPart,
+    /// The reason for which the message is omitted, otherwise null.
+    #[schema(required)]
+    reason: Option<OmissionReason>,
+    /// The message is also repeated before the new message, because it matches that.
+    recalled: bool,
+    /// Tokens of the message as it is sent, if it is shortened, otherwise null.
+    #[schema(required)]
+    sent_tokens: Option<i64>,
+    /// The revision that summarised the message; null if the summary does not cover it.
+    #[schema(required)]
+    revision: Option<i64>,
+    /// The sentences of the present summary that come from the message. The summary can cover it without one.
+    sentences: Vec<String>,
+}
+
+/// Returns the part of the next context in which a message is.
+///
+/// Answers why an agent knows something, or not. The context is that of the next request if it is like the latest one, without a
+/// consolidation before.
+#[utoipa::path(
+    get, path = "/sessions/{session_id}/messages/{seq}/placement", operation_id = "get_placement", tag = "sessions",
+    params(MessagePath, PlacementParams),
+    responses(
+        (status = 200, description = "The part of the context", body = PlacementBody),
+        MessageNotFound,
+    )
+)]
+pub(crate) async fn placement(
+    State(service): State<MemoryService>,
+    TenantFromKey(tenant): TenantFromKey,
+    PathParams(MessagePath { session_id: session, seq: Bounded(seq) }): PathParams<MessagePath>,
+    QueryParams(PlacementParams { max_tokens, user_message }): QueryParams<PlacementParams>,
+) -> Result<Json<PlacementBody>, Problem> {
+    let max_tokens = max_tokens.map(|Bounded(max)| max);
+    let user_message = user_message.map(|text| Message::text(Role::User, &text));
+    let Placement { part, reason, shortened, is_recalled, revision, sentences } =
+        service.placement(&tenant, &session, seq, max_tokens, user_message).await?;
+    let sent_tokens = shortened.map(|message| message.sent_tokens);
+    Ok(Json(PlacementBody { seq, part, reason, recalled: is_recalled, sent_tokens, revision, sentences }))
 }

@@ -62,11 +62,12 @@ impl From<SearchParams> for SearchRequest {
             role,
             since: time(since),
             until: time(until),
+            unseen: None,
             excluded_terms: Vec::new(),
         };
         let limit = limit.map_or(DEFAULT_LIMIT, |Bounded(limit)| usize::try_from(limit).unwrap_or_default());
         let neighbours = neighbours.map_or(1, |Bounded(number)| usize::try_from(number).unwrap_or_default());
-        Self { text, filter, limit, neighbours, with_messages: true }
+        Self { reranks: true, text, filter, limit, neighbours, with_messages: true }
     }
 }
 
@@ -142,7 +143,8 @@ pub(crate) async fn search(
     TenantFromKey(tenant): TenantFromKey,
     QueryParams(params): QueryParams<SearchParams>,
 ) -> Result<Response, Problem> {
-    let SearchResults { hits, unsearched_messages, ranking } = service.search(&tenant, params.into()).await?;
+    let SearchResults { hits, unsearched_messages, ranking, .. } =
+        service.search(&tenant, params.into()).await?;
     let bytes = hits.iter().map(json_bytes).sum();
     let encode = move || {
         let items = hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>()?;

@@ -13,9 +13,11 @@ const COLUMNS = [
 ];
 
 /** Returns why a consolidation is due, or not. */
-function reasonOf({ due, tail_messages: messages, tail_tokens: tokens, threshold, max_tail_tokens: mostTokens }) {
+function reasonOf({ due, tail_messages: messages, tail_tokens: tokens, window, threshold, max_tail_tokens: mostTokens }) {
   if (due === "threshold") return `Due: the tail has ${count(messages, "message")}, more than consolidation.threshold (${number(threshold)}).`;
+  if (due === "window") return `Due: the context takes more than consolidation.trigger_share of its window (${number(window)} tokens).`;
   if (due === "max_tail_tokens") return `Due: the tail has ${count(tokens, "token")}, more than consolidation.max_tail_tokens (${number(mostTokens)}).`;
+  if (window !== null) return `Not due: the context takes at most consolidation.trigger_share of its window (${number(window)} tokens).`;
   const limit = mostTokens === null ? "" : `, and ${count(tokens, "token")} of ${number(mostTokens)} (consolidation.max_tail_tokens)`;
   return `Not due: the tail has ${count(messages, "message")} of ${number(threshold)} (consolidation.threshold)${limit}.`;
 }

@@ -64,8 +64,9 @@ fn summary_never_has_more_sentences_than_requested_by_any_method_of_counting() {
         for budget in [1, 2, 5, 9, 50] {
             let summary = consolidate(&entries, budget);
             assert!((1..=budget).contains(&passage::sentence_count(&summary)), "{budget}: {summary}");
-            let compressed = compress(&format!("{summary}\n\n{}", texts.join(" ")), budget);
-            assert!((1..=budget).contains(&passage::sentence_count(&compressed)), "{budget}: {compressed}");
+            let max_words = budget * 12;
+            let compressed = compress(&format!("{summary}\n\n{}", texts.join(" ")), max_words);
+            assert!((1..=max_words).contains(&words(&compressed)), "{max_words}: {compressed}");
         }
     }
 }
@@ -189,9 +190,9 @@ fn compressed_summary_is_shorter_and_keeps_its_speakers() {
         entry.text.push_str(" It surprised the neighbours of the square a lot.");
     }
     let summary = format!("{}\n\n{}", consolidate(&entries, 30), consolidate(&statements(), 5));
-    let compressed = compress(&summary, 8);
-    assert_eq!(sentence_count(&compressed), 8, "{compressed}");
-    assert!(words(&compressed) < words(&summary) && !compressed.contains('\n'));
+    let compressed = compress(&summary, 100);
+    assert!((80..=100).contains(&words(&compressed)), "{compressed}");
+    assert!(!compressed.contains('\n'));
     for (label, part) in plain_text::split_at_labels(&compressed) {
         for sentence in sentences::split(part) {
             let begin = sentence.text.split([';', '.']).next().expect("one at least");
@@ -200,7 +201,7 @@ fn compressed_summary_is_shorter_and_keeps_its_speakers() {
             assert!(label == speaker || label == Some("User"), "{label:?} said {part}");
         }
     }
-    let again = compress(&compressed, 8);
+    let again = compress(&compressed, 100);
     assert!(words(&again) < words(&compressed));
 }
 
@@ -227,5 +228,5 @@ fn summary_of_two_words_or_more_gets_shorter() {
 #[test]
 fn compressed_sentence_keeps_the_label_of_its_part() {
     let summary = "Ada: Fine. Well. The turbine in hall 4 runs at 3000 revolutions. Bob: Okay then.";
-    assert_eq!(compress(summary, 1), "Ada: The turbine in hall 4 runs at 3000 revolutions.");
+    assert_eq!(compress(summary, 10), "Ada: The turbine in hall 4 runs at 3000 revolutions.");
 }

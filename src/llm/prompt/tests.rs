@@ -29,7 +29,8 @@ fn built_in_prompts_are_valid_and_versioned() {
     assert!(consolidate.user.contains(
         "<conversation>\n{\"time\":\"Friday 2026-05-01 12:00 UTC\"}\n{\"role\":\"user\",\"text\":\"hello\"}\n"
     ));
-    let meta = prompts.render(&Task::MetaConsolidate { summary: "Long.\n\nLonger.", sentences: 8 });
+    let meta =
+        prompts.render(&Task::MetaConsolidate { summary: "Long.\n\nLonger.", sentences: 8, max_words: 99 });
     assert!(meta.user.contains("about 8 sentences"));
     assert!(meta.user.contains("\n\n<summary>\n\"Long.\\n\\nLonger.\"\n</summary>\n\n"));
     for text in [&consolidate.system, &consolidate.user, &meta.system, &meta.user] {
@@ -42,7 +43,7 @@ fn placeholders_in_content_are_not_replaced() {
     let text = "{sentences} {conversation} {summary} {nonsense}";
     let user = built_in().render(&Task::Consolidate { lines: &[entry(text)], sentences: 5 }).user;
     assert!(user.contains(text), "{user}");
-    let user = built_in().render(&Task::MetaConsolidate { summary: text, sentences: 5 }).user;
+    let user = built_in().render(&Task::MetaConsolidate { summary: text, sentences: 5, max_words: 99 }).user;
     assert!(user.contains(text), "{user}");
 }
 

@@ -4,12 +4,14 @@
 //! paragraphs, one call each, and the results are compressed again until the summary is short enough. Otherwise a summary that
 //! once exceeds the limit could only grow.
 
-use super::{ConsolidationRun, RunError, add_call, provenance_of, without_nul};
+use super::{ConsolidationRun, RunError, add_call, millis, provenance_of, without_nul};
 use crate::blocking;
-use crate::domain::revision::{MetaConsolidation, Provenance};
+use crate::domain::consolidation::{SENTENCE_TOKENS, SummaryLimit};
+use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
 use crate::domain::session::Summary;
 use crate::domain::summary::{self, MAX_BYTES};
-use crate::llm::Task;
+use crate::llm::{Task, extractive};
+use std::time::Instant;
 
 /// Number of calls of a run, at most, that compress a part of a summary. Groups beyond it stay as they are until the next run.
 /// With an `input_limit` of 16,000 tokens, a summary of the largest size needs about 20 such calls.
@@ -25,6 +27,9 @@ const MIN_CAPACITY: usize = 128;
 /// Number of groups that may fail in a round. A single group can fail each time, for example because a content filter rejects it, and must
 /// not keep the others from being compressed; more failures suggest that the models are unavailable.
 const MAX_FAILED_GROUPS: usize = 2;
+
+/// A summary of more than this number of limits is compressed by the built-in summariser.
+const HARD_LIMIT_FACTOR: i64 = 2;
 
 /// A summary after it was compressed once, as a whole or in groups.
 struct Round {
@@ -48,9 +53,16 @@ impl ConsolidationRun {
         }
         let mut summary = Summary::new(summary::append(&self.session.summary.text, added));
         let mut meta = None;
-        if self.is_too_long(&summary.text)
-            && let Some((text, provenance)) = self.compress(&summary.text).await?
-        {
+        let mut compressed = None;
+        if self.is_too_long(&summary) {
+            compressed = self.compress(&summary.text).await?;
+            let result =
+                compressed.as_ref().map_or_else(|| summary.clone(), |(text, _)| Summary::new(text.clone()));
+            if self.limit().is_exceeded(&result, HARD_LIMIT_FACTOR) {
+                compressed = self.compress_without_model(result, compressed).await;
+            }
+        }
+        if let Some((text, provenance)) = compressed {
             let whole = std::mem::replace(&mut summary, Summary::new(text)).text;
             // The limit applies to this text, too. Without the added text, which the revision contains separately, it is that
             // of the revision before.
@@ -62,9 +74,42 @@ impl ConsolidationRun {
         if bytes > MAX_BYTES { Err(RunError::SummaryTooLarge { bytes }) } else { Ok((summary, meta)) }
     }
 
-    fn is_too_long(&self, text: &str) -> bool {
-        let policy = &self.service.config.policy;
-        text.len() > MAX_BYTES || policy.needs_meta_consolidation(summary::words(text))
+    pub(super) fn limit(&self) -> SummaryLimit {
+        self.service.config.policy.summary_limit(self.scope.window)
+    }
+
+    fn is_too_long(&self, summary: &Summary) -> bool {
+        summary.text.len() > MAX_BYTES || self.limit().is_exceeded(summary, 1)
+    }
+
+    /// Returns the number of words of a summary of this language that the limit permits.
+    fn max_words(&self, summary: &Summary) -> usize {
+        let words = match self.limit() {
+            SummaryLimit::Words(words) => return words,
+            SummaryLimit::Tokens(tokens) => tokens.saturating_mul(summary.words) / summary.tokens.max(1),
+        };
+        usize::try_from(words).unwrap_or(0)
+    }
+
+    /// Has the built-in summariser compress a summary that models left far too long. `earlier` is their result.
+    async fn compress_without_model(
+        &self,
+        summary: Summary,
+        earlier: Option<(String, Provenance)>,
+    ) -> Option<(String, Provenance)> {
+        let (started_at, max_words) = (Instant::now(), self.max_words(&summary));
+        let text = blocking::spawn_cpu(move || extractive::compress(&summary.text, max_words)).await;
+        if !summary::has_letters(&text) {
+            return earlier;
+        }
+        let provenance = Provenance {
+            model: extractive::MODEL.to_owned(),
+            pool: self.pools.meta.clone(),
+            prompt_version: extractive::VERSION.to_owned(),
+            usage: ModelUsage::default(),
+            duration_ms: millis(started_at.elapsed()),
+        };
+        Some((text, add_call(provenance, earlier.as_ref().map(|(_, provenance)| provenance))))
     }
 
     /// Compresses a summary until it is short enough, or one call has compressed all of it. Returns `None` if no model did: a
@@ -81,7 +126,7 @@ impl ConsolidationRun {
             if !is_whole && summary::words(&text) >= summary::words(before) {
                 return Ok(compressed);
             }
-            let is_done = is_last || !self.is_too_long(&text);
+            let is_done = is_last || !self.is_too_long(&Summary::new(text.clone()));
             let earlier = compressed.as_ref().map(|(_, provenance)| provenance);
             compressed = Some((text, add_call(provenance, earlier)));
             if is_done {
@@ -98,9 +143,18 @@ impl ConsolidationRun {
         let whole = text.to_owned();
         let split = move || summary::split_to_fit(&whole, capacity.max(MIN_CAPACITY));
         let groups = blocking::spawn_cpu_if_large(text.len(), split).await;
-        let max_sentences = self.service.config.policy.summary_sentences;
+        let whole = Summary::new(text.to_owned());
+        let max_words = self.max_words(&whole);
+        let max_sentences = match self.limit() {
+            SummaryLimit::Words(_) => self.service.config.policy.summary_sentences,
+            // About half of the limit.
+            SummaryLimit::Tokens(tokens) => {
+                let sentences = usize::try_from(tokens / (2 * SENTENCE_TOKENS)).unwrap_or(0);
+                sentences.max(self.service.config.policy.summary_sentences)
+            }
+        };
         if let [group] = groups.as_slice() {
-            let compressed = self.compress_text(&pool, group, max_sentences).await?;
+            let compressed = self.compress_text(&pool, group, max_sentences, max_words).await?;
             return Ok(compressed.map(|(text, provenance)| Round {
                 text,
                 provenance,
@@ -123,7 +177,8 @@ impl ConsolidationRun {
                 continue;
             }
             self.group_calls -= 1;
-            if let Some((text, latest)) = self.compress_text(&pool, &group, sentences).await? {
+            let words = max_words * group.len() / text.len().max(1);
+            if let Some((text, latest)) = self.compress_text(&pool, &group, sentences, words).await? {
                 texts.push(text);
                 provenance = Some(add_call(latest, provenance.as_ref()));
             } else {
@@ -147,8 +202,9 @@ impl ConsolidationRun {
         pool: &str,
         text: &str,
         sentences: usize,
+        max_words: usize,
     ) -> Result<Option<(String, Provenance)>, RunError> {
-        match self.complete(pool, Task::MetaConsolidate { summary: text, sentences }).await {
+        match self.complete(pool, Task::MetaConsolidate { summary: text, sentences, max_words }).await {
             Ok(response) => Ok(Some((without_nul(&response.text), provenance_of(pool, &response)))),
             Err(error @ (RunError::Llm(_) | RunError::TokenLimit { .. })) => {
                 tracing::warn!(%error, "meta-consolidation failed; the text stays uncompressed");

@@ -1,13 +1,16 @@
 //! The dry run of a consolidation: what the next one would summarise, with which prompt, at which estimated cost. It calls no model,
 //! takes no lease and writes nothing.
 
-use super::{Batch, ConsolidationRun, Error, MemoryService, Outcome, Part, RunError, Spending};
+use super::{Batch, ConsolidationRun, Error, MemoryService, Outcome, Part, RunError, RunScope, Spending};
 use crate::blocking;
 use crate::capacity;
 use crate::domain::batching;
-use crate::domain::consolidation::{ConsolidationPlan, requested_sentences};
+use crate::domain::consolidation::{
+    ConsolidationPlan, Rule, SENTENCE_TOKENS, SummaryLimit, requested_sentences,
+};
 use crate::domain::consolidation_record::RunCause;
 use crate::domain::id::{SessionId, TenantId};
+use crate::domain::search::text::OwnResults;
 use crate::llm::status::{ModelStatus, Strategy};
 use crate::llm::{Llm, LlmStatus, Task};
 use crate::service::{MAX_PAGE_BYTES, PAGE_MEMORY, invalid_message};
@@ -16,20 +19,20 @@ use std::sync::Arc;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// Tokens of a sentence of a summary, for the estimate of its cost.
-const SENTENCE_TOKENS: usize = 30;
-
 /// The consolidation that would run now. Tokens are counted by `o200k_base`.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ConsolidationPreview {
     /// The rule by which the next context starts a consolidation, unless one is running, a failure delays it, or the mode is
     /// `off`; null if none is due. A client can request one in any case.
     #[schema(required)]
-    due: Option<ConsolidationRule>,
+    due: Option<Rule>,
     /// Number of messages after the cursor.
     tail_messages: i64,
     /// Tokens of the messages after the cursor.
     tail_tokens: i64,
+    /// The window of the latest context request of the session; null if it had none.
+    #[schema(required)]
+    window: Option<i64>,
     /// The number of messages above which a consolidation is due (`consolidation.threshold`).
     threshold: i64,
     /// The number of tokens above which a consolidation is due (`consolidation.max_tail_tokens`); null without this limit.
@@ -43,14 +46,6 @@ pub struct ConsolidationPreview {
     /// The messages that would be summarised; null if all of them stay verbatim, or an unanswered tool call precedes the others.
     #[schema(required)]
     plan: Option<PreviewPlan>,
-}
-
-/// The rule that makes a consolidation due: too many messages after the cursor, or too many tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum ConsolidationRule {
-    Threshold,
-    MaxTailTokens,
 }
 
 /// The model of a pool that is tried first: always the first one, or each in rotation.
@@ -143,21 +138,23 @@ impl MemoryService {
     ) -> Result<ConsolidationPreview, Error> {
         let pools = self.config.pools.clone().ok_or(Error::ConsolidationDisabled)?;
         loop {
-            let run = ConsolidationRun {
+            let mut run = ConsolidationRun {
                 service: self.clone(),
                 pools: pools.clone(),
                 tenant: tenant.clone(),
                 session: self.session(tenant, session).await?,
                 // No lease has this token, so the run could not commit.
                 lease: Uuid::nil(),
-                cause: RunCause::Request,
+                scope: RunScope::new(RunCause::Request),
                 is_forced: true,
                 plan: None,
                 lines: Vec::new(),
+                own_results: OwnResults::default(),
                 group_calls: 0,
                 spending: Spending::new(),
                 report: Outcome::NotDue.into(),
             };
+            run.scope.window = run.session.window;
             // A run releases its memory by itself, and the share of the request must stay.
             match capacity::scope(capacity::inherited(), run.preview()).await {
                 Ok(preview) => return Ok(preview),
@@ -181,11 +178,7 @@ impl ConsolidationRun {
         };
         let policy = &self.service.config.policy;
         let (tail_messages, tail_tokens) = (self.session.tail_len(), self.session.tail_tokens());
-        let due = if tail_messages > policy.threshold {
-            Some(ConsolidationRule::Threshold)
-        } else {
-            policy.exceeds_threshold(tail_messages, tail_tokens).then_some(ConsolidationRule::MaxTailTokens)
-        };
+        let due = self.rule();
         let LlmStatus { pools, models } = self.service.llm.status();
         let pool = pools.into_iter().find(|pool| pool.name == self.pools.consolidation);
         let (names, strategy) =
@@ -205,6 +198,7 @@ impl ConsolidationRun {
             due,
             tail_messages,
             tail_tokens,
+            window: self.scope.window.map(|window| self.service.config.tokenizer.scale(window.tokens)),
             threshold: policy.threshold,
             max_tail_tokens: policy.max_tail_tokens,
             models: names.into_iter().filter_map(model).collect(),
@@ -218,7 +212,7 @@ impl ConsolidationRun {
         let (cursor, first) = (self.session.cursor, batch.lines.len());
         let seq = |messages: usize| cursor.saturating_add(i64::try_from(messages).unwrap_or(i64::MAX));
         let messages = plan.message_tokens.len();
-        let later = LaterBatches::estimate(plan, first, batch.capacity);
+        let later = LaterBatches::estimate(plan, first, batch.capacity, self.limit());
         let batches = later.batches.saturating_add(1);
         // Work in the background waits as long as necessary, so this does not fail.
         let _ = capacity::claim(PAGE_MEMORY).await;
@@ -251,7 +245,7 @@ struct LaterBatches {
 
 impl LaterBatches {
     /// Estimates the batches after the first `done` messages of a plan.
-    fn estimate(plan: &ConsolidationPlan, mut done: usize, capacity: usize) -> Self {
+    fn estimate(plan: &ConsolidationPlan, mut done: usize, capacity: usize, limit: SummaryLimit) -> Self {
         let size = |tokens: &i64| usize::try_from(*tokens).unwrap_or(0);
         let sizes: Vec<usize> = plan.message_tokens.iter().map(size).collect();
         let mut later = Self::default();
@@ -265,7 +259,8 @@ impl LaterBatches {
             later.batches += 1;
             later.calls += calls;
             later.message_tokens = later.message_tokens.saturating_add(tokens);
-            later.sentences += requested_sentences(messages).max(calls);
+            let sentences = requested_sentences(messages, i64::try_from(tokens).unwrap_or(i64::MAX), limit);
+            later.sentences += sentences.max(calls);
             done += messages;
         }
     }
@@ -303,7 +298,7 @@ impl Estimate {
         });
         let requested = parts.iter().map(|part| part.sentences).sum::<usize>() + later.sentences;
         let calls = parts.len() + later.calls;
-        let output_tokens = requested.saturating_mul(SENTENCE_TOKENS);
+        let output_tokens = requested.saturating_mul(usize::try_from(SENTENCE_TOKENS).unwrap_or(0));
         Self { sentences, prompt, calls, input_tokens, output_tokens }
     }
 }
@@ -312,16 +307,18 @@ impl Estimate {
 mod tests {
     use super::*;
 
+    const WORDS: SummaryLimit = SummaryLimit::Words(600);
+
     #[test]
     fn later_batches_are_estimated_from_stored_sizes() {
         let plan = ConsolidationPlan { batch_ends: vec![2, 4, 6, 8], message_tokens: vec![10; 8] };
-        let later = LaterBatches::estimate(&plan, 2, 40);
+        let later = LaterBatches::estimate(&plan, 2, 40, WORDS);
         let expected = LaterBatches { batches: 2, calls: 2, message_tokens: 60, sentences: 10 };
         assert_eq!(later, expected, "messages 3 to 6, then 7 and 8");
-        assert_eq!(LaterBatches::estimate(&plan, 8, 40), LaterBatches::default());
+        assert_eq!(LaterBatches::estimate(&plan, 8, 40, WORDS), LaterBatches::default());
         let large = ConsolidationPlan { batch_ends: vec![1, 2], message_tokens: vec![10, 95] };
-        assert_eq!(LaterBatches::estimate(&large, 1, 40).calls, 3, "a large message is split");
-        let sentences = LaterBatches::estimate(&large, 1, 10).sentences;
+        assert_eq!(LaterBatches::estimate(&large, 1, 40, WORDS).calls, 3, "a large message is split");
+        let sentences = LaterBatches::estimate(&large, 1, 10, WORDS).sentences;
         assert_eq!(sentences, 10, "one for each of its parts, if these are more than its sentences");
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct Candidates {
     pub(super) entries: Vec<IndexEntry>,
     /// Weight of each word of the query.
     pub(super) weights: Vec<f64>,
+    /// Number of messages that pass the filter.
+    pub(super) messages: i64,
 }
 
 /// Selects candidates. If the query has phrases, they are the messages with all words of the phrases. `unindexed` are messages
@@ -45,7 +47,8 @@ pub(super) async fn select_candidates(
     let required = by_word.split_off(query.words.len() + 1).pop();
     let all = by_word.pop().unwrap_or_default();
     let weights = weights(all.frequency, &by_word, unindexed);
-    Ok(Candidates { entries: most_promising(by_word, &weights, required), weights })
+    let messages = all.frequency + to_i64(unindexed.len());
+    Ok(Candidates { entries: most_promising(by_word, &weights, required), weights, messages })
 }
 
 /// Returns the weight of each word.

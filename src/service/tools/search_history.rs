@@ -49,7 +49,14 @@ impl MemoryService {
             }
         };
         let limit = usize::try_from(max_results).unwrap_or(usize::MAX);
-        let request = SearchRequest { text, filter, limit, neighbours: NEIGHBOURS, with_messages: false };
+        let request = SearchRequest {
+            text,
+            filter,
+            limit,
+            neighbours: NEIGHBOURS,
+            with_messages: false,
+            reranks: true,
+        };
         match self.search(tenant, request).await {
             Ok(SearchResults { hits, ranking, .. }) => {
                 let neighbours = hits.iter().flat_map(|hit| hit.before.iter().chain(&hit.after));
@@ -186,6 +193,7 @@ mod tests {
             session_id: SessionId::new(session.to_owned()).expect("an id"),
             seq: 1,
             fingerprint: 0,
+            word_weight: 0.0,
             created_at: OffsetDateTime::UNIX_EPOCH,
             score: 1.0,
             message: None,

@@ -188,11 +188,15 @@ async fn cache_control_marks_the_stable_prefix(backend: Backend) {
     };
     assert_eq!(context["cache"]["stable_tokens"], tokens(&context));
     // If messages must be omitted, the next list begins with another message.
-    let cut = app.context("s", &options(Some(60))).await;
+    let whole = u32::try_from(tokens(&context)).expect("small") + 3 + 4;
+    let mut off = options(Some(whole));
+    off["mode"] = json!("off");
+    let cut = app.context("s", &off).await;
     assert_ne!(cut["coverage"]["omitted"], json!([]));
     assert_eq!((marked(&cut), &cut["cache"]["stable_messages"]), (vec![], &json!(0)));
     assert_eq!(cut["cache"]["stable_tokens"], cut["tokens"]["system"]);
-    let cut = app.context("s", &json!({"system_prompt": "Be kind.", "max_tokens": 60})).await;
+    let cut =
+        app.context("s", &json!({"system_prompt": "Be kind.", "max_tokens": whole - 8, "mode": "off"})).await;
     assert_eq!(cut["cache"]["stable_messages"], 1);
 }
 
@@ -233,15 +237,18 @@ async fn history_limit_and_budget_omit_messages(backend: Backend) {
         |from: u32, to: u32, reason: &str| json!({"from_seq": from, "to_seq": to, "reason": reason});
     let beyond = omitted(1, 4, "max_history_messages");
     assert_eq!(bounded["coverage"]["omitted"], json!([beyond]));
-    // With one token less, one message less fits.
-    let most = bounded["tokens"]["total"].as_i64().expect("a number") + 3 - 1;
-    let both = app.context("s", &options(Some(most))).await;
-    let coverage = &both["coverage"];
-    assert_eq!(coverage["omitted"], json!([beyond, omitted(5, 5, "max_tokens")]));
-    assert_includes(coverage, &json!({"verbatim_from": 6, "last_seq": 12}));
-    let [all, fewer] = [&bounded, &both].map(|context| context["messages"].as_array().expect("a list"));
-    // The first message is the system message with the notice.
-    assert_eq!((fewer.first(), &fewer[1..]), (all.first(), &all[2..]));
+    // With a window, the number of messages does not matter. With one token less, one turn less fits.
+    let most = bounded["tokens"]["total"].as_i64().expect("a number") + 3;
+    for (most, from) in [(most, 5), (most - 1, 7)] {
+        let within = app.context("s", &options(Some(most))).await;
+        let coverage = &within["coverage"];
+        assert_eq!(coverage["omitted"], json!([omitted(1, from - 1, "max_tokens")]));
+        assert_includes(coverage, &json!({"verbatim_from": from, "last_seq": 12}));
+        let [all, fewer] = [&bounded, &within].map(|context| context["messages"].as_array().expect("a list"));
+        // The first message is the system message with the notice.
+        let skipped = usize::try_from(from).expect("small") - 4;
+        assert_eq!((fewer.first(), &fewer[1..]), (all.first(), &all[skipped..]));
+    }
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -265,7 +272,7 @@ async fn tokenizer_factor_scales_budgets_and_counts(backend: Backend) {
     let total = scaled["tokens"]["total"].as_i64().expect("a number");
     assert_eq!(scaled["tokens"]["tokenizer"], "o200k_base*1.5");
     assert!(total >= (3 * all).div_euclid(2) && total <= 3 * all / 2 + 4, "{total} of {all}");
-    let fits = |most: i64| json!({"max_tokens": most});
+    let fits = |most: i64| json!({"max_tokens": most, "mode": "off"});
     assert_eq!(more.context("s", &fits(total + 3)).await["coverage"]["omitted"], json!([]));
     assert_ne!(more.context("s", &fits(total + 2)).await["coverage"]["omitted"], json!([]));
     assert_eq!(more.get("/sessions/s").await["tokens"]["history"], all);

@@ -305,18 +305,20 @@ async fn all_sent_fields_are_counted(backend: Backend) {
         );
         let all = total(json!({"fields": "all"})).await;
         assert!((3000..5000).contains(&all), "{all} tokens: {message}");
-        let limited = json!({"fields": "all", "max_tokens": all + 2});
-        let context = app.context(&session, &limited).await;
-        assert_eq!(context["coverage"]["omitted"][0]["reason"], "max_tokens", "{message}");
+        let limited = json!({"fields": "all", "max_tokens": all + 2, "mode": "off"});
+        app.post(&format!("/sessions/{session}/context"), limited).await.problem(422, "budget-too-small");
         app.context(&session, &json!({"max_tokens": 900})).await;
     }
 }
 
-/// Returns the tokens of the inserted result of a call.
+/// Returns the tokens of the inserted result of a call, and of the opening of a list that begins with the assistant.
 fn inserted(message: &Value) -> i64 {
     let result = result("c", "No result of this call has been recorded.");
-    let tokens = tokens_of_openai(&[result]) - 3;
-    if message.get("tool_calls").is_some() { i64::try_from(tokens).expect("small") } else { 0 }
+    let opening = json!({"role": "user", "content": "(The conversation began earlier.)"});
+    let mut inserted = Vec::new();
+    inserted.extend(message.get("tool_calls").map(|_| result));
+    inserted.extend((message["role"] == "assistant").then_some(opening));
+    i64::try_from(tokens_of_openai(&inserted) - 3).expect("small")
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -353,7 +355,7 @@ async fn extra_is_kept_and_returned_next_to_the_list(backend: Backend) {
         }
     }
     assert_eq!(
-        app.context("s", &json!({"include_extra": true, "max_tokens": 20})).await["extra"]
+        app.context("s", &json!({"include_extra": true, "max_tokens": 20, "mode": "off"})).await["extra"]
             .as_array()
             .map(Vec::len),
         Some(1)

@@ -28,8 +28,9 @@ fn turn(number: usize) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn context_contains_the_newest_messages_within_its_size(backend: Backend) {
     let max = MAX_BYTES.to_string();
-    let set = [("limits.max_message_bytes", max.as_str()), ("limits.max_context_bytes", &max)];
-    let without_copies: Set<'_> = &[set[0], set[1], ("limits.max_context_cache_bytes", "0")];
+    let off = ("consolidation.mode", "off");
+    let set = [("limits.max_message_bytes", max.as_str()), ("limits.max_context_bytes", &max), off];
+    let without_copies: Set<'_> = &[set[0], set[1], off, ("limits.max_context_cache_bytes", "0")];
     let (app, reader) =
         (TestApp::start(&backend, &set).await, TestApp::start(&backend, without_copies).await);
     let mut stored: Vec<Value> = Vec::new();
@@ -52,9 +53,11 @@ async fn context_contains_the_newest_messages_within_its_size(backend: Backend) 
         assert_openai_accepts(messages);
         let system = messages.first().filter(|first| first["role"] == "system");
         let notice = system
-            .is_some_and(|system| system["content"].as_str().is_some_and(|text| text.contains("dropped")));
+            .is_some_and(|system| system["content"].as_str().is_some_and(|text| text.contains("## Notice")));
         assert!(notice || !is_cut, "the agent is told: {context:#}");
-        let verbatim = &messages[usize::from(system.is_some())..];
+        // A list that would begin with the assistant has an opening.
+        let has_opening = stored[from - 1]["role"] == "assistant";
+        let verbatim = &messages[usize::from(system.is_some()) + usize::from(has_opening)..];
         assert_eq!(verbatim, &stored[from - 1..]);
         let bytes =
             |messages: &[Value]| messages.iter().map(|message| message.to_string().len()).sum::<usize>();
