@@ -207,7 +207,7 @@ fn plan() {
     let costs: Vec<MessageCost> = metadata.iter().map(cost).collect();
     let budget = costs.iter().map(|cost| cost.tokens).sum::<i64>() / 2;
     run("fit_200_messages_into_budget", || {
-        drop(black_box(budget::fit(black_box(&metadata), &costs, budget, false)));
+        drop(black_box(budget::fit(black_box(&metadata), &costs, budget, false, true)));
     });
 }
 

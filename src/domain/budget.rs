@@ -44,10 +44,12 @@ pub fn fit(
     costs: &[MessageCost],
     budget: i64,
     has_new_message: bool,
+    may_shorten: bool,
 ) -> Result<Fit, i64> {
     let cost = |position: usize| costs.get(position).copied().unwrap_or_default();
-    let is_result =
-        |position: &usize| messages.get(*position).is_some_and(|message| message.role == Role::Tool);
+    let is_result = |position: &usize| {
+        may_shorten && messages.get(*position).is_some_and(|message| message.role == Role::Tool)
+    };
     let smallest = |position: usize| {
         let tokens = cost(position).tokens;
         if is_result(&position) { tokens.min(MIN_RESULT_TOKENS) } else { tokens }
@@ -159,7 +161,8 @@ mod tests {
     ) -> Vec<Result<usize, i64>> {
         let messages = conversation(script);
         let costs = costs(&vec![10; messages.len()]);
-        let first = |budget: &i64| fit(&messages, &costs, *budget, has_new_message).map(|fit| fit.first);
+        let first =
+            |budget: &i64| fit(&messages, &costs, *budget, has_new_message, true).map(|fit| fit.first);
         budgets.iter().map(first).collect()
     }
 
@@ -171,7 +174,7 @@ mod tests {
     fn results_are_shortened_before_turns_are_omitted(budget: i64) -> Vec<(usize, i64)> {
         let messages = conversation("u Axy tx ty u Az tz");
         let costs = costs(&[10, 10, 1000, 450, 10, 20, 950]);
-        let fit = fit(&messages, &costs, budget, false).expect("fits");
+        let fit = fit(&messages, &costs, budget, false, true).expect("fits");
         assert_eq!(fit.first, 0);
         fit.shortened.into_iter().collect()
     }
@@ -180,7 +183,7 @@ mod tests {
     fn budget_includes_messages_inserted_before_the_first() {
         let mut costs = costs(&[10; 4]);
         costs[0].tokens_if_first = 5;
-        let first = |budget| fit(&conversation("a u a u"), &costs, budget, false).map(|fit| fit.first);
+        let first = |budget| fit(&conversation("a u a u"), &costs, budget, false, true).map(|fit| fit.first);
         assert_eq!([45, 44, 30, 29].map(first), [Ok(0), Ok(1), Ok(1), Ok(3)]);
     }
 

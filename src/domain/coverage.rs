@@ -5,7 +5,6 @@
 
 use super::message_metadata::MessageMetadata;
 use super::split_points::{self, UnansweredCalls};
-use super::tokens::Tokenizer;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -88,21 +87,6 @@ impl Coverage {
             let from_seq = self.verbatim_from;
             self.verbatim_from += messages;
             self.omitted.push(OmittedRange { from_seq, to_seq: self.verbatim_from - 1, reason });
-        }
-    }
-
-    /// Reports the messages of the verbatim part that are not sent as they are stored.
-    pub fn report_shortened(
-        &mut self,
-        stored: &[MessageMetadata],
-        sent: &[MessageMetadata],
-        tokenizer: Tokenizer,
-    ) {
-        for (seq, (stored, sent)) in (self.verbatim_from..).zip(stored.iter().zip(sent)) {
-            if stored.tokens != sent.tokens {
-                let [tokens, sent_tokens] = [stored, sent].map(|message| tokenizer.scale(message.tokens));
-                self.shortened.push(ShortenedMessage { seq, tokens, sent_tokens });
-            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Identifiers. They are validated by their constructors, so every existing identifier is valid.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -33,7 +33,7 @@ fn check(text: &str) -> Result<(), InvalidId> {
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, ToSchema)]
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, ToSchema)]
         #[serde(try_from = "String")]
         #[schema(
             as = Id,

@@ -36,18 +36,22 @@ pub struct RecallOptions {
 pub const DEFAULT_RECALL: RecallOptions =
     RecallOptions { limit: 8, max_tokens: None, scope: RecallScope::Session };
 
-/// An earlier message, as a model sees it.
-#[derive(Clone, Debug, PartialEq)]
+/// An earlier message that precedes the text of the new message.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct RecalledMessage {
-    pub session: SessionId,
+    pub session_id: SessionId,
     pub seq: i64,
+    #[serde(skip)]
     pub created_at: OffsetDateTime,
+    #[serde(skip)]
     pub role: Role,
     /// The participant, if the client sent a name.
+    #[serde(skip)]
     pub name: Option<String>,
-    /// The text, or the passage of a long one that matches.
+    /// The text, or the beginning and the end of a long one.
+    #[serde(skip)]
     pub text: String,
-    /// Comparable only with other messages of the same recall.
+    /// Comparable only with other messages of the same context.
     pub score: f64,
 }
 
@@ -58,8 +62,8 @@ impl RecalledMessage {
         let minute = format_description!("[year]-[month]-[day] [hour]:[minute]");
         let mut line = format!("[{}", self.seq);
         // Writing to a String cannot fail.
-        if self.session != *session {
-            let _ = write!(line, " of session {}", self.session);
+        if self.session_id != *session {
+            let _ = write!(line, " of session {}", self.session_id);
         }
         let time = self.created_at.format(minute).unwrap_or_default();
         let name = self.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
@@ -116,7 +120,7 @@ mod tests {
 
     fn recalled(text: &str) -> RecalledMessage {
         RecalledMessage {
-            session: SessionId::new("demo").expect("an id"),
+            session_id: SessionId::new("demo").expect("an id"),
             seq: 12,
             created_at: OffsetDateTime::UNIX_EPOCH,
             role: Role::User,

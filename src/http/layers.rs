@@ -12,7 +12,6 @@ use super::middleware::metrics::HttpMetrics;
 use super::middleware::request_id::AccessLog;
 use super::middleware::security_headers::set_security_headers;
 use super::openapi::responses::RouteKind;
-use super::response_body;
 use crate::capacity::{self, ClientId};
 use crate::config::Limits;
 use crate::domain::api_key::Scope;
@@ -30,23 +29,11 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
-/// Measures and logs every request, adds the headers of every response, and indents JSON if the request has `?pretty`.
-pub(super) async fn observe(
-    State(metrics): State<HttpMetrics>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+/// Measures and logs every request, and adds the headers of every response.
+pub(super) async fn observe(State(metrics): State<HttpMetrics>, request: Request, next: Next) -> Response {
     let log = AccessLog::start(&request);
     let measurement = HttpMetrics::start(&request);
-    let mut response = match response_body::take_pretty(&mut request) {
-        Ok(is_pretty) => {
-            let response = next.run(request).instrument(log.span()).await;
-            if is_pretty { response_body::indented(response).boxed().await } else { response }
-        }
-        Err(value) => {
-            Problem::invalid_field("pretty", format!("is {value:?}: must be true or false")).into_response()
-        }
-    };
+    let mut response = next.run(request).instrument(log.span()).await;
     set_security_headers(&mut response);
     metrics.record(&measurement, &response);
     log.finish(&mut response);

@@ -9,7 +9,7 @@ use crate::domain::budget::{self, Fit, MessageCost};
 use crate::domain::consolidation::{Due, Mode};
 use crate::domain::consolidation_record::RunCause;
 use crate::domain::context::{self, Notice, SystemMessage, SystemParts};
-use crate::domain::coverage::{self, Coverage, OmissionReason, TailSelection};
+use crate::domain::coverage::{self, Coverage, OmissionReason, ShortenedMessage, TailSelection};
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::format::{Format, ListOptions, Opening, RenderInput, RenderedContext, RenderedMessage};
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -213,6 +213,16 @@ impl ContextBuilder<'_> {
     async fn build(mut self) -> Result<Context, Error> {
         let mut snapshot = self.load_snapshot().await?;
         self.window = self.window_of(&snapshot);
+        // The system prompt of the client is not known here, only the tokens that the latest one took.
+        let latest = snapshot.session.as_ref().and_then(|session| session.window);
+        if self.options.is_preview
+            && let Some((latest, window)) = latest.zip(self.window)
+        {
+            let unknown = latest.fixed + self.user_message_tokens() - window.fixed;
+            let reserved_tokens = self.service.config.tokenizer.scale(unknown);
+            self.options =
+                Arc::new(ContextOptions { reserved_tokens, ..ContextOptions::clone(&self.options) });
+        }
         // People who look at a session do not change its window.
         if !self.options.is_preview && self.options.mode != Some(Mode::Off) {
             self.remember_window(&mut snapshot).boxed().await;
@@ -504,7 +514,7 @@ impl MemoryService {
         let mut system = self.system_message(tenant, snapshot, options, notice, true);
         let mut costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref(), &opening);
         let fit = |costs: &ListCosts| match budget {
-            Some(budget) => costs.fit(metadata, budget, user_message.is_some()),
+            Some(budget) => costs.fit(metadata, budget, user_message.is_some(), true),
             None => Ok(self.fit_newest_turn(costs, metadata, &report)),
         };
         let too_small = |needed: i64| self.budget_too_small(options, needed);
@@ -529,27 +539,29 @@ impl MemoryService {
         }
         coverage.omit(fitted.first, OmissionReason::MaxTokens);
         shortened = shorten(tail, first, &fitted, tokenizer);
-        let (tail, first) = (shortened.as_ref().unwrap_or(tail), first + fitted.first);
-        if shortened.is_some() {
-            history = render.messages(tail, first)?;
-        } else {
-            history.drain(..fitted.first);
-        }
+        let (tail, mut first) = (shortened.as_ref().unwrap_or(tail), first + fitted.first);
         if fitted != Fit::default() {
+            let stored = costs.history;
+            history = render.messages(tail, first)?;
             costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref(), &opening);
-            if let Some(budget) = budget {
-                // Results may have ids that are longer than the texts that were left out.
-                let needed = tokens::PER_LIST + costs.tokens(0).total;
-                if needed > budget {
-                    return Err(too_small(needed));
-                }
-            }
+            // Results can have ids that are larger than the texts that were left out.
+            let sent = tail.metadata().get(first..).unwrap_or_default();
+            let fit = |budget| costs.fit(sent, budget, user_message.is_some(), false).map_err(too_small);
+            let rest = budget.map_or(Ok(0), |budget| fit(budget).map(|fit| fit.first))?;
+            coverage.omit(rest, OmissionReason::MaxTokens);
+            history.drain(..rest);
+            costs.history.drain(..rest);
+            first += rest;
+            let omitted = fitted.first + rest;
+            let sent = |position: &usize| {
+                let (index, tokens) = (position.checked_sub(omitted)?, stored.get(*position)?.tokens);
+                let seq = coverage.verbatim_from + i64::try_from(index).ok()?;
+                Some(ShortenedMessage { seq, tokens, sent_tokens: costs.history.get(index)?.tokens })
+            };
+            coverage.shortened = fitted.shortened.keys().filter_map(sent).collect();
         }
         let is_prefix_stable = coverage.omitted.is_empty() && shortened.is_none();
-        let sent = tail.metadata().get(first..).unwrap_or_default();
-        let stored = snapshot.tail.metadata().get(first..).unwrap_or_default();
-        coverage.report_redacted(sent);
-        coverage.report_shortened(stored, sent, tokenizer);
+        coverage.report_redacted(tail.metadata().get(first..).unwrap_or_default());
         coverage.repeated = repeated.filter(|_| history.first().is_some_and(RenderedMessage::needs_opening));
         let tokens = costs.tokens(new_message.recall_tokens);
         let list = options.format.render_context(RenderInput {
@@ -629,8 +641,9 @@ impl MemoryService {
     ) -> Fit {
         let is_possible = matches!(report.outcome, Outcome::NotDue | Outcome::Consolidated);
         let limit = self.config.policy.max_tail_tokens.filter(|_| is_possible && newest_turn(messages) == 0);
-        let fit = limit
-            .map(|limit| budget::fit(messages, &costs.history, self.config.tokenizer.scale(limit), false));
+        let fit = limit.map(|limit| {
+            budget::fit(messages, &costs.history, self.config.tokenizer.scale(limit), false, true)
+        });
         fit.and_then(Result::ok).filter(|fit| fit.first == 0).unwrap_or_default()
     }
 
@@ -783,9 +796,15 @@ impl ListCosts {
     }
 
     /// Returns how the messages fit into a list of `max_tokens` tokens.
-    fn fit(&self, messages: &[MessageMetadata], max_tokens: i64, has_new_message: bool) -> Result<Fit, i64> {
+    fn fit(
+        &self,
+        messages: &[MessageMetadata],
+        max_tokens: i64,
+        has_new_message: bool,
+        may_shorten: bool,
+    ) -> Result<Fit, i64> {
         let fixed = tokens::PER_LIST + self.system + self.user_message;
-        budget::fit(messages, &self.history, max_tokens - fixed, has_new_message)
+        budget::fit(messages, &self.history, max_tokens - fixed, has_new_message, may_shorten)
             .map_err(|needed| fixed + needed)
     }
 

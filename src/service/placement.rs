@@ -2,9 +2,8 @@
 
 use super::contexts::ContextOptions;
 use super::{Error, MAX_PAGE_BYTES, MemoryService, MessageQuery};
-use crate::capacity::WorkPermit;
 use crate::domain::consolidation::Mode;
-use crate::domain::coverage::{OmissionReason, OmittedRange, ShortenedMessage};
+use crate::domain::coverage::{OmissionReason, OmittedRange};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::summary_sources::SentenceSource;
@@ -27,25 +26,29 @@ pub enum ContextPart {
     Redacted,
 }
 
-/// The place of a message in the next context.
-#[derive(Clone, Debug)]
+/// The part of the next context in which a message is.
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Placement {
-    pub part: ContextPart,
-    /// The reason of an omission.
-    pub reason: Option<OmissionReason>,
-    /// Tokens before and after a message was shortened.
-    pub shortened: Option<ShortenedMessage>,
-    /// The message is repeated before the new message, because it matches that.
-    pub is_recalled: bool,
-    /// The revision that summarised it.
-    pub revision: Option<i64>,
-    /// The sentences of the present summary that come from it.
-    pub sentences: Vec<String>,
+    seq: i64,
+    part: ContextPart,
+    /// The reason for which the message is omitted, otherwise null.
+    #[schema(required)]
+    reason: Option<OmissionReason>,
+    /// The message is also repeated before the new message, because it matches that.
+    recalled: bool,
+    /// Tokens of the message as it is sent, if it is shortened, otherwise null.
+    #[schema(required)]
+    sent_tokens: Option<i64>,
+    /// The revision that summarised the message; null if the summary does not cover it.
+    #[schema(required)]
+    revision: Option<i64>,
+    /// The sentences of the present summary that come from the message. The summary can cover it without one.
+    sentences: Vec<String>,
 }
 
 impl MemoryService {
-    /// Returns the place of a message in the next context: with the window of the latest context request, unless another one is given, and
-    /// with this new message. Nothing is consolidated.
+    /// Returns the part of the next context in which a message is. The context has the window of the latest context request, unless
+    /// another one is given, and this new message. Nothing is consolidated.
     pub async fn placement(
         &self,
         tenant: &TenantId,
@@ -64,68 +67,38 @@ impl MemoryService {
         };
         let found = self.messages(tenant, session, query).await?.messages.pop();
         let message = found.ok_or(Error::MessageNotFound { seq, last_seq: state.last_seq })?;
-        // The system prompt of the client is not known, only the tokens that the last one left.
-        let scale = |tokens| self.config.tokenizer.scale(tokens);
-        let latest = state.window.map(|window| (scale(window.tokens), scale(window.fixed)));
-        let (max_tokens, fixed) = match (max_tokens, latest) {
-            (Some(max_tokens), latest) => (Some(max_tokens), latest.map_or(0, |(_, fixed)| fixed)),
-            (None, Some((tokens, fixed))) => (Some(tokens), fixed),
-            (None, None) => (None, 0),
-        };
+        let window = state.window.map(|window| self.config.tokenizer.scale(window.tokens));
         let options = ContextOptions {
             user_message,
-            max_tokens,
-            reserved_tokens: if max_tokens.is_some() {
-                self.reserved_of(tenant, session, fixed).await?
-            } else {
-                0
-            },
+            max_tokens: max_tokens.or(window),
             mode: Some(Mode::Off),
             recall: self.default_recall(),
-            permit: WorkPermit::default(),
             is_preview: true,
             ..ContextOptions::default()
         };
         let context = self.build_context(tenant, session, options).await?;
         let coverage = &context.coverage;
-        let range = coverage
-            .omitted
-            .iter()
-            .find(|OmittedRange { from_seq, to_seq, .. }| (*from_seq..=*to_seq).contains(&seq));
-        let shortened = coverage.shortened.iter().copied().find(|message| message.seq == seq);
-        let part = match range.map(|range| range.reason) {
+        let contains = |range: &&OmittedRange| (range.from_seq..=range.to_seq).contains(&seq);
+        let omitted = coverage.omitted.iter().find(contains).map(|range| range.reason);
+        let shortened = coverage.shortened.iter().find(|message| message.seq == seq);
+        let is_summarised = seq <= coverage.summary_through;
+        let part = match omitted {
             _ if message.redacted_at.is_some() => ContextPart::Redacted,
             Some(_) => ContextPart::Omitted,
-            None if seq <= coverage.summary_through => ContextPart::Summarised,
+            None if is_summarised => ContextPart::Summarised,
             None if shortened.is_some() => ContextPart::Shortened,
             None => ContextPart::Verbatim,
         };
-        let is_summarised = seq <= coverage.summary_through;
-        let mut placement = Placement {
-            part,
-            reason: range.map(|range| range.reason).filter(|_| part == ContextPart::Omitted),
-            shortened,
-            is_recalled: context
-                .recall
-                .iter()
-                .any(|recalled| recalled.seq == seq && recalled.session == *session),
-            revision: None,
-            sentences: Vec::new(),
-        };
+        let (mut revision, mut sentences) = (None, Vec::new());
         if is_summarised {
-            placement.revision = self.store.revision_of_message(tenant, session, seq).await?;
-            let sources = self.revision_sources(tenant, session, state.revision).await?;
-            let own = sources.sentences.into_iter().filter(|sentence| sentence.seq == Some(seq));
-            placement.sentences = own.filter(SentenceSource::is_supported).map(|own| own.text).collect();
+            revision = self.store.revision_of_message(tenant, session, seq).await?;
+            let sources = self.revision_sources(tenant, session, state.revision).await?.sentences;
+            let own = sources.into_iter().filter(|sentence| sentence.seq == Some(seq));
+            sentences = own.filter(SentenceSource::is_supported).map(|own| own.text).collect();
         }
-        Ok(placement)
-    }
-
-    /// Returns the tokens to reserve so that a list without system prompt leaves as much room as one with `fixed` tokens.
-    async fn reserved_of(&self, tenant: &TenantId, session: &SessionId, fixed: i64) -> Result<i64, Error> {
-        let options = ContextOptions { mode: Some(Mode::Off), is_preview: true, ..ContextOptions::default() };
-        let context = self.build_context(tenant, session, options).await?;
-        let summary = self.session(tenant, session).await?.summary.tokens;
-        Ok((fixed - (context.tokens.system - summary).max(0)).max(0))
+        let recalled = context.recall.iter().any(|found| found.seq == seq && found.session_id == *session);
+        let sent_tokens = shortened.map(|message| message.sent_tokens);
+        let reason = omitted.filter(|_| part == ContextPart::Omitted);
+        Ok(Placement { seq, part, reason, recalled, sent_tokens, revision, sentences })
     }
 }

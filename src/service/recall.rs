@@ -111,7 +111,7 @@ impl MemoryService {
         for hit in results.hits.into_iter().filter(|hit| hit.score >= best * MIN_RELATIVE_SCORE) {
             let Some(message) = hit.message.and_then(|json| decode_message(json).ok()) else { continue };
             let message = RecalledMessage {
-                session: hit.session_id,
+                session_id: hit.session_id,
                 seq: hit.seq,
                 created_at: hit.created_at,
                 role: hit.role,
@@ -125,7 +125,8 @@ impl MemoryService {
                 recalled.push(message);
             }
         }
-        recalled.sort_by(|a, b| (a.created_at, &a.session, a.seq).cmp(&(b.created_at, &b.session, b.seq)));
+        recalled
+            .sort_by(|a, b| (a.created_at, &a.session_id, a.seq).cmp(&(b.created_at, &b.session_id, b.seq)));
         recalled
     }
 }

@@ -354,6 +354,8 @@ impl ReadMessages {
                 && since.is_none_or(|since| *created_at >= since)
                 && until.is_none_or(|until| *created_at < until)
         });
+        // Calls precede their results.
+        stored.sort_by(|(a, one), (b, other)| (a, one.seq).cmp(&(b, other.seq)));
         let bytes = stored.iter().map(|(_, message)| message.json.len()).sum();
         let parse = move || {
             let mut own_results: HashMap<SessionId, OwnResults> = HashMap::new();

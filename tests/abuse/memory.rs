@@ -53,7 +53,6 @@ async fn large_responses_have_a_common_limit(backend: Backend) {
         ("pages", "GET", "/sessions/images/messages?limit=1000", ""),
         ("contexts", "POST", "/sessions/images/context", "{}"),
         ("Anthropic contexts", "POST", "/sessions/images/context", r#"{"format":"anthropic"}"#),
-        ("indented pages", "GET", "/sessions/images/messages?limit=1000&pretty", ""),
     ] {
         let attacker = attacker.clone();
         let request = async move |_| {

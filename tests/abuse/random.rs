@@ -82,7 +82,7 @@ impl Attacker<'_> {
                 ("context", (Method::POST, format!("{session}/context"), body))
             }
             6 => ("messages", get("/messages?limit=1000")),
-            7 => ("indented messages", get("/messages?limit=1000&order=desc&pretty")),
+            7 => ("newest messages", get("/messages?limit=1000&order=desc")),
             8 => {
                 ("search", (Method::GET, "/search?q=ferry&limit=50&neighbours=10".to_owned(), String::new()))
             }

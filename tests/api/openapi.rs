@@ -294,8 +294,10 @@ async fn errors_of_unknown_fields_list_the_fields_of_the_schema() {
             let detail = error.and_then(|error| error["detail"].as_str());
             let detail =
                 detail.unwrap_or_else(|| panic!("{path}: no error of {field} in {body}: {response}"));
-            let (_, listed) =
-                detail.split_once(" takes ").unwrap_or_else(|| panic!("{path}: {body}: {detail}"));
+            // The second form is that of a value of several types.
+            let listed = detail.split_once(" takes ").or_else(|| detail.split_once(" must be one of "));
+            let (_, listed) = listed.unwrap_or_else(|| panic!("{path}: {body}: {detail}"));
+            let listed = listed.replace('`', "");
             assert_eq!(
                 listed.split(", ").map(str::to_owned).collect::<BTreeSet<_>>(),
                 names,

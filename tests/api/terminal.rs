@@ -1,4 +1,4 @@
-//! Responses for people at a terminal: line feeds, `?pretty`, and text instead of JSON.
+//! Responses for people at a terminal: line feeds, and text instead of JSON.
 
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
@@ -61,43 +61,6 @@ async fn every_json_response_ends_with_a_line_feed() {
         let length = response.header("content-length").map(|length| length.parse().expect("a number"));
         assert_eq!(length, Some(response.text.len()), "{path}");
     }
-}
-
-#[tokio::test]
-async fn pretty_indents_every_json_response_without_changing_it() {
-    let app = TestApp::on_sqlite(&[]).await;
-    app.record_turns("s", 0..1).await;
-    for query in ["pretty", "pretty=true"] {
-        for (path, response) in responses(&app, query).await {
-            let value = response.json();
-            let expected = if value.is_object() { "{\n  \"" } else { "null\n" };
-            assert!(
-                response.text.starts_with(expected) && response.text.ends_with('\n'),
-                "{path}: {response}"
-            );
-            let length = response.header("content-length").map(|length| length.parse().expect("a number"));
-            // A large body is indented while it is sent, so that its length is unknown before.
-            let known = (response.text.len() <= 256 * 1024).then_some(response.text.len());
-            assert_eq!(length, known, "{path}");
-            assert!(
-                response.status != 422 || path.contains("limit=x") || path.contains("exchanges"),
-                "{response}"
-            );
-        }
-    }
-    // Stored numbers are not rewritten.
-    app.record("n", &[json!({"role": "user", "content": "a"})]).await;
-    let exact = r#"{"messages":[{"role":"user","content":"b","x":1.0,"y":12345678901234567890123}]}"#;
-    app.post("/sessions/n/exchanges", exact).await.ok(201);
-    let page = app.get("/sessions/n/messages?pretty&limit=5").await;
-    assert!(
-        page.text.contains("\"x\": 1.0,") && page.text.contains("\"y\": 12345678901234567890123"),
-        "{page}"
-    );
-    assert_eq!(app.get("/sessions/n/messages?limit=5&pretty=false").await.text.lines().count(), 1);
-    assert_eq!(app.get("/sessions?pretty=maybe").await.fields(), ["pretty"]);
-    let head = app.request(Method::HEAD, "/sessions?pretty").await;
-    assert_eq!((head.status, head.text.as_str()), (200, ""));
 }
 
 /// Needs no key, because it is the same for everyone.

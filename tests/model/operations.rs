@@ -20,7 +20,6 @@ pub(super) struct ServiceSettings {
     pub(super) keep_recent: usize,
     pub(super) threshold: usize,
     pub(super) max_history_messages: usize,
-    pub(super) max_tail_tokens: Option<i64>,
     pub(super) summary_word_limit: usize,
     /// Sets `consolidation.on_failure` to `recent`.
     pub(super) recent_on_failure: bool,
@@ -283,24 +282,21 @@ pub(super) fn scenarios() -> impl Strategy<Value = Scenario> {
 }
 
 fn settings() -> impl Strategy<Value = ServiceSettings> {
-    let sizes = (1..=6_usize, 1..=8_usize, 1..=10_usize, 3..=60_usize, weighted(0.3, 30..=300_i64));
+    let sizes = (1..=6_usize, 1..=8_usize, 1..=10_usize, 3..=60_usize);
     let flags = (any::<bool>(), any::<bool>(), proptest::bool::weighted(0.1), any::<bool>());
-    (sizes, flags).prop_map(
-        |((keep_recent, above_recent, above_threshold, word_limit, tail_tokens), flags)| {
-            let threshold = keep_recent + above_recent;
-            ServiceSettings {
-                keep_recent,
-                threshold,
-                max_history_messages: threshold + above_threshold,
-                max_tail_tokens: tail_tokens,
-                summary_word_limit: word_limit,
-                recent_on_failure: flags.0,
-                long_backoff: flags.1,
-                short_model_timeout: flags.2,
-                repeated_call_ids: flags.3,
-            }
-        },
-    )
+    (sizes, flags).prop_map(|((keep_recent, above_recent, above_threshold, word_limit), flags)| {
+        let threshold = keep_recent + above_recent;
+        ServiceSettings {
+            keep_recent,
+            threshold,
+            max_history_messages: threshold + above_threshold,
+            summary_word_limit: word_limit,
+            recent_on_failure: flags.0,
+            long_backoff: flags.1,
+            short_model_timeout: flags.2,
+            repeated_call_ids: flags.3,
+        }
+    })
 }
 
 fn step() -> impl Strategy<Value = Step> {

@@ -8,6 +8,7 @@ use super::operations::{
 };
 use super::support::client::assert_includes;
 use precis::domain::{summary, tokens};
+use precis::llm::extractive;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,7 +92,7 @@ pub(super) struct Revision {
     text: String,
     added: String,
     text_before_compression: Option<String>,
-    /// Indices of the tool calls that were summarised without a result.
+    /// Indices of the tool calls that were summarised without their result.
     abandoned_calls: BTreeSet<usize>,
     /// The revision as the service returned it first. Only a redaction changes it afterwards.
     pub(super) json: Value,
@@ -887,7 +888,6 @@ impl Session {
 
     fn is_due(&self, settings: &ServiceSettings, cursor: usize) -> bool {
         self.history.len() - cursor > settings.threshold
-            || settings.max_tail_tokens.is_some_and(|max| self.tokens_after(cursor) > max)
     }
 
     /// Returns `true` if a split after `seq` separates a call that was made after `cursor` from its result, or from a
@@ -958,10 +958,17 @@ impl Session {
         let joined = parts.join("\n\n");
         let too_long = !added.is_empty() && summary::words(&joined) > settings.summary_word_limit;
         let is_compressed = too_long && fault == ModelFault::None;
-        let text_before_compression = is_compressed.then(|| joined.clone());
-        let text = if is_compressed { COMPRESSED.to_owned() } else { joined };
+        // The built-in summariser compresses what models leave far too long. Its text is tested elsewhere.
+        let limit = settings.summary_word_limit;
+        let is_far_too_long = too_long && !is_compressed && summary::words(&joined) > 2 * limit;
+        let text_before_compression = (is_compressed || is_far_too_long).then(|| joined.clone());
+        let text = match (is_compressed, is_far_too_long) {
+            (true, _) => COMPRESSED.to_owned(),
+            (false, true) => extractive::compress(&joined, limit),
+            (false, false) => joined,
+        };
         let calls = tool_calls(&self.history).into_iter().enumerate();
-        let open = calls.filter(|(_, call)| call.seq <= end && call.result.is_none());
+        let open = calls.filter(|(_, call)| call.seq <= end && call.result.is_none_or(|result| result > end));
         abandoned_calls.extend(open.map(|(index, _)| index));
         run.revisions.push(Revision {
             range: Some((cursor + 1, end)),
@@ -990,8 +997,11 @@ impl Session {
             Mode::Off => ("disabled", nothing),
             _ if !self.is_due(settings, self.cursor()) => ("not_due", nothing),
             _ if settings.long_backoff && self.failures > 0 => ("failed", nothing),
-            Mode::Background => ("scheduled", self.predict_run(settings, false, fault)),
-            Mode::Inline => {
+            // A context that would omit messages waits for its consolidation.
+            Mode::Background if self.history.len() - self.cursor() <= settings.max_history_messages => {
+                ("scheduled", self.predict_run(settings, false, fault))
+            }
+            Mode::Background | Mode::Inline => {
                 let run = self.predict_run(settings, false, fault);
                 let outcome = match (run.failed, run.revisions.is_empty()) {
                     (true, _) => "failed",

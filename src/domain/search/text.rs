@@ -31,19 +31,21 @@ pub fn searchable_text(message: &Message) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// Recognises results of precis' own tools among messages of a session. They repeat what was said, or the memory document, so they are
-/// neither indexed nor summarised.
+/// Recognises calls and results of precis' own tools among messages of a session. They repeat what was said, or the memory document, so
+/// they are neither indexed nor summarised.
 #[derive(Debug, Default)]
 pub struct OwnResults {
     calls: HashSet<String>,
 }
 
 impl OwnResults {
-    /// Reads the next message, and returns `true` if it is the result of such a call in a message before.
+    /// Reads the next message, and returns `true` if it only calls such tools, or is the result of such a call in a message before.
     pub fn is_next(&mut self, message: &Message) -> bool {
-        let own = message.tool_calls().iter().filter(|call| Tool::is_name(&call.name));
-        self.calls.extend(own.map(|call| call.id.clone()));
-        message.tool_call_id().is_some_and(|id| self.calls.remove(id))
+        let calls = message.tool_calls();
+        let own = || calls.iter().filter(|call| Tool::is_name(&call.name));
+        self.calls.extend(own().map(|call| call.id.clone()));
+        let only_calls = !calls.is_empty() && own().count() == calls.len() && message.content().is_empty();
+        only_calls || message.tool_call_id().is_some_and(|id| self.calls.remove(id))
     }
 }
 

@@ -63,10 +63,10 @@ pub(crate) struct ContextRequest {
     /// The window: largest number of tokens of the whole list, counted by `tokens.tokenizer`. By default
     /// `consolidation.context_window`. The session is consolidated before anything has to be omitted.
     #[schema(value_type = Option<u64>, minimum = 1)]
-    max_tokens: Option<MaxTokens>,
+    max_tokens: Option<Tokens<1>>,
     /// Tokens of the window that the list leaves free: for the definitions of tools, which often take 20,000 tokens, and the answer.
     #[schema(value_type = Option<u64>)]
-    reserved_tokens: Option<ReservedTokens>,
+    reserved_tokens: Option<Tokens<0>>,
     /// Earlier messages that match `user_message` precede its text. `false`: none. By default as configured (`recall.*`).
     recall: Option<RecallRequest>,
     /// Format of the list; `openai` by default.
@@ -79,27 +79,17 @@ pub(crate) struct ContextRequest {
     cache_control: Option<bool>,
 }
 
+/// A number of tokens, at least `MIN`.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(try_from = "Number")]
-struct MaxTokens(i64);
+struct Tokens<const MIN: i64>(i64);
 
-impl TryFrom<Number> for MaxTokens {
-    type Error = &'static str;
-
-    fn try_from(number: Number) -> Result<Self, Self::Error> {
-        as_integer(&number).filter(|max| *max > 0).map(Self).ok_or("must be a whole number from 1 on")
-    }
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(try_from = "Number")]
-struct ReservedTokens(i64);
-
-impl TryFrom<Number> for ReservedTokens {
-    type Error = &'static str;
+impl<const MIN: i64> TryFrom<Number> for Tokens<MIN> {
+    type Error = String;
 
     fn try_from(number: Number) -> Result<Self, Self::Error> {
-        as_integer(&number).filter(|tokens| *tokens >= 0).map(Self).ok_or("must be a whole number from 0 on")
+        let tokens = as_integer(&number).filter(|tokens| *tokens >= MIN);
+        tokens.map(Self).ok_or_else(|| format!("must be a whole number from {MIN} on"))
     }
 }
 
@@ -137,6 +127,7 @@ impl<'de> Deserialize<'de> for RecallRequest {
 
 /// The limits of a recall. Missing ones are as configured.
 #[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 struct RecallLimits {
     /// Largest number of messages.
     #[schema(minimum = 0, maximum = 50)]
@@ -165,21 +156,11 @@ struct ContextResponse {
     cache: CacheBody,
     inserted: usize,
     coverage: Coverage,
-    recall: Vec<RecallBody>,
+    recall: Vec<RecalledMessage>,
     summary: SummaryInfo,
     memory: MemoryInfo,
     consolidation: ConsolidationReport,
     tokens: ContextTokens,
-}
-
-/// An earlier message that precedes the text of the new message.
-#[derive(Serialize, ToSchema)]
-#[schema(as = RecalledMessage)]
-struct RecallBody {
-    session_id: String,
-    seq: i64,
-    /// Comparable only with other messages of the same context.
-    score: f64,
 }
 
 /// A context that is ready to be sent to a model; `format` and `fields` tell the types apart
@@ -229,7 +210,7 @@ macro_rules! context_schemas {
                 inserted: usize,
                 coverage: Coverage,
                 /// The recalled messages, in the order of the history.
-                recall: Vec<RecallBody>,
+                recall: Vec<RecalledMessage>,
                 summary: SummaryInfo,
                 memory: MemoryInfo,
                 consolidation: ConsolidationReport,
@@ -427,8 +408,8 @@ impl ContextRequest {
             default_user: None,
             skills,
             mode: self.mode,
-            max_tokens: self.max_tokens.map(|MaxTokens(max)| max),
-            reserved_tokens: self.reserved_tokens.map_or(0, |ReservedTokens(tokens)| tokens),
+            max_tokens: self.max_tokens.map(|Tokens(max)| max),
+            reserved_tokens: self.reserved_tokens.map_or(0, |Tokens(tokens)| tokens),
             recall,
             format,
             list: ListOptions {
@@ -464,11 +445,6 @@ impl ContextResponse {
     ) -> Result<Self, service::Error> {
         let Context { user, exists, list, coverage, recall, summary, memory, consolidation, tokens } =
             context;
-        let recalled = |message: RecalledMessage| RecallBody {
-            session_id: message.session.as_str().to_owned(),
-            seq: message.seq,
-            score: message.score,
-        };
         let StablePrefix { messages, blocks, tokens: stable_tokens } = list.stable;
         let extra_body = |MessageExtra { seq, position, json }| {
             stored(json).map(|extra| ExtraBody { seq, position, extra })
@@ -486,7 +462,7 @@ impl ContextResponse {
             cache: CacheBody { stable_messages: messages, stable_blocks: blocks, stable_tokens },
             inserted: list.inserted,
             coverage,
-            recall: recall.into_iter().map(recalled).collect(),
+            recall,
             summary,
             memory,
             consolidation,

@@ -1,7 +1,6 @@
 //! `GET /sessions/{session_id}/messages`, and the place of a message in the next context.
 
 use crate::blocking;
-use crate::domain::coverage::OmissionReason;
 use crate::domain::message::{Message, Role};
 use crate::http::chat::ChatMessage;
 use crate::http::error::Problem;
@@ -10,7 +9,7 @@ use crate::http::json::stored;
 use crate::http::openapi::responses::{MessageNotFound, SessionNotFound};
 use crate::http::pagination::{self, Limit, Page};
 use crate::http::response_body::Json;
-use crate::service::placement::{ContextPart, Placement};
+use crate::service::placement::Placement;
 use crate::service::{self, MAX_PAGE_BYTES, MemoryService};
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
@@ -119,27 +118,6 @@ pub(crate) struct PlacementParams {
     user_message: Option<String>,
 }
 
-/// The part of the next context in which a message is.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Placement)]
-pub(crate) struct PlacementBody {
-    seq: i64,
-    part: ContextPart,
-    /// The reason for which the message is omitted, otherwise null.
-    #[schema(required)]
-    reason: Option<OmissionReason>,
-    /// The message is also repeated before the new message, because it matches that.
-    recalled: bool,
-    /// Tokens of the message as it is sent, if it is shortened, otherwise null.
-    #[schema(required)]
-    sent_tokens: Option<i64>,
-    /// The revision that summarised the message; null if the summary does not cover it.
-    #[schema(required)]
-    revision: Option<i64>,
-    /// The sentences of the present summary that come from the message. The summary can cover it without one.
-    sentences: Vec<String>,
-}
-
 /// Returns the part of the next context in which a message is.
 ///
 /// Answers why an agent knows something, or not. The context is that of the next request if it is like the latest one, without a
@@ -148,7 +126,7 @@ pub(crate) struct PlacementBody {
     get, path = "/sessions/{session_id}/messages/{seq}/placement", operation_id = "get_placement", tag = "sessions",
     params(MessagePath, PlacementParams),
     responses(
-        (status = 200, description = "The part of the context", body = PlacementBody),
+        (status = 200, description = "The part of the context", body = Placement),
         MessageNotFound,
     )
 )]
@@ -157,11 +135,8 @@ pub(crate) async fn placement(
     TenantFromKey(tenant): TenantFromKey,
     PathParams(MessagePath { session_id: session, seq: Bounded(seq) }): PathParams<MessagePath>,
     QueryParams(PlacementParams { max_tokens, user_message }): QueryParams<PlacementParams>,
-) -> Result<Json<PlacementBody>, Problem> {
+) -> Result<Json<Placement>, Problem> {
     let max_tokens = max_tokens.map(|Bounded(max)| max);
     let user_message = user_message.map(|text| Message::text(Role::User, &text));
-    let Placement { part, reason, shortened, is_recalled, revision, sentences } =
-        service.placement(&tenant, &session, seq, max_tokens, user_message).await?;
-    let sent_tokens = shortened.map(|message| message.sent_tokens);
-    Ok(Json(PlacementBody { seq, part, reason, recalled: is_recalled, sent_tokens, revision, sentences }))
+    Ok(Json(service.placement(&tenant, &session, seq, max_tokens, user_message).await?))
 }
