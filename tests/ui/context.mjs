@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { promisify } from "node:util";
 import { Tab } from "./browser.mjs";
-import { HOSTILE } from "./service.mjs";
+import { HOSTILE, recordLongResult } from "./service.mjs";
 
 const run = promisify(execFile);
 
@@ -40,7 +40,7 @@ async function seesTokensByPart({ browser, service }) {
   assert.equal(Object.values(parts).reduce((sum, value) => sum + value, 0), tokens.total);
   assert.deepEqual(Object.keys(parts), ["System prompt", "Skills", "Memory document", "Summary", "Headings and notice", "Tail", "User message"]);
   assert.deepEqual([parts["Memory document"], parts.Summary, parts.Tail, parts["User message"]],
-    [memory.tokens, session.tokens.summary, tokens.history, tokens.user_message]);
+    [memory.tokens, session.tokens.summary, tokens.history, total - tokens.system - tokens.history - tokens.recall]);
   // The bar has the same proportions, and the boundary is at the stable tokens.
   const bar = await tab.page.locator(".tokens").evaluate((element) => {
     const { width, left } = element.querySelector(".segments").getBoundingClientRect();
@@ -49,6 +49,39 @@ async function seesTokensByPart({ browser, service }) {
   });
   assert.ok(Math.abs(bar.tail - tokens.history / 8000) < 0.01, JSON.stringify(bar));
   assert.ok(Math.abs(bar.boundary - context.cache.stable_tokens / 8000) < 0.01, JSON.stringify(bar));
+  await tab.close();
+}
+
+/** Returns a value of the coverage, and its colour. */
+const coverage = (tab, name) => tab.page.locator(".facts > div").filter({ has: tab.page.getByText(name, { exact: true }) }).locator("dd")
+  .evaluate((element) => [element.textContent, getComputedStyle(element.firstElementChild ?? element).color]);
+
+async function seesWhatIsRecalledOmittedAndShortened({ browser, service }) {
+  await recordLongResult(service, "departures");
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/departures/context");
+  const user_message = "Who pays 12 euros for the garden?";
+  await tab.fill("User message", user_message);
+  await tab.click("Build");
+  const whole = await service.post("/sessions/departures/context", { mode: "off", user_message });
+  const list = whole.recall.map(({ seq }) => seq).join(", ");
+  await tab.see(list);
+  assert.ok(whole.recall.some(({ seq }) => seq === 12), list);
+  const { Total: total, "Before the cache boundary": _, ...parts } = await tokensByPart(tab);
+  assert.deepEqual([total, parts.Recalled], [whole.tokens.total, whole.tokens.recall]);
+  assert.equal(Object.values(parts).reduce((sum, value) => sum + value, 0), total);
+  assert.deepEqual([(await coverage(tab, "Recalled"))[0], (await coverage(tab, "Omitted"))[0]], [list, "none"]);
+  await tab.fill("Budget (max_tokens)", "1500");
+  await tab.fill("Reserved tokens", "300");
+  await tab.click("Build");
+  await tab.see("% of 1,200");
+  const { omitted: [{ to_seq: last }], shortened: [{ tokens, sent_tokens: sent }] } =
+    (await service.post("/sessions/departures/context", { mode: "off", user_message, max_tokens: 1500, reserved_tokens: 300 })).coverage;
+  const red = "rgb(168, 32, 26)";
+  assert.deepEqual([await coverage(tab, "Omitted"), await coverage(tab, "Shortened")],
+    [[`101 to ${last} (max_tokens)`, red], [`123: ${tokens.toLocaleString("en")} to ${sent} tokens`, red]]);
+  await tab.checkAccessibility("context that lacks messages");
+  await tab.page.locator("pre", { hasText: '"reserved_tokens":300' }).waitFor({ state: "attached" });
   await tab.close();
 }
 
@@ -92,6 +125,7 @@ async function seesThatABudgetIsTooSmall({ browser, service }) {
 
 export const tasks = [
   ["see the tokens of the next context by part", seesTokensByPart],
+  ["see what is recalled, omitted and shortened", seesWhatIsRecalledOmittedAndShortened],
   ["copy the request of a context in both formats", copiesRequestInBothFormats],
   ["see that a budget is too small", seesThatABudgetIsTooSmall],
 ];

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { Tab } from "./browser.mjs";
-import { conversation, HOSTILE } from "./service.mjs";
+import { conversation, HOSTILE, recordLongResult } from "./service.mjs";
 
 /** The longest time until a large session is painted. */
 const FIRST_PAINT_MILLISECONDS = 1000;
@@ -70,6 +70,87 @@ async function seesOmittedMessages({ browser, service }) {
   const tab = await Tab.open(browser, service.url);
   await tab.goto("/sessions/omitted");
   await tab.page.getByRole("button", { name: /^Messages 1 to 100: omitted, because more than consolidation.max_history_messages/ }).waitFor();
+  assert.match(await tab.page.locator(".range.omitted").evaluate((range) => getComputedStyle(range).backgroundImage), /rgb\(168, 32, 26\)/);
+  await tab.close();
+}
+
+/** Asks for the place of a message, and returns the line. */
+async function placeOf(tab, seq) {
+  await tab.click(`Where is message ${seq}?`);
+  return tab.page.locator(`#message-${seq} .place`).innerText();
+}
+
+async function seesWhereMessagesAre({ browser, service }) {
+  await service.append("places", conversation(1, 60));
+  await service.consolidate("places");
+  await service.call("DELETE", "/sessions/places/messages/50");
+  const { sentences } = await service.get("/sessions/places/messages/2/placement");
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/places/history?seq=2");
+  await tab.see("Messages 2 to 51 of 60");
+  const others = await Promise.all(Array.from({ length: 40 }, (_, index) => service.get(`/sessions/places/messages/${index + 1}/placement`)));
+  const silent = others.find((placement) => placement.seq > 1 && placement.sentences.length === 0).seq;
+  assert.equal(await placeOf(tab, 2), `Summarised by revision 1; in the summary: “${sentences[0]}”`);
+  assert.equal(await placeOf(tab, silent), "Summarised by revision 1; no sentence of the present summary comes from it");
+  assert.equal(await placeOf(tab, 50), "Redacted");
+  // By keyboard. The line follows the session, and the button keeps the focus.
+  await tab.page.getByRole("button", { name: "Where is message 45?" }).focus();
+  await tab.page.keyboard.press("Enter");
+  await tab.page.locator("#message-45 .place").filter({ hasText: /^Verbatim$/ }).waitFor();
+  await service.append("places", conversation(61, 30));
+  await service.consolidate("places");
+  await tab.page.locator("#message-45 .place").filter({ hasText: /^Summarised by revision/ }).waitFor();
+  assert.equal(await tab.page.evaluate(() => document.activeElement.textContent), "Where?");
+  await tab.checkAccessibility("places of messages");
+  await tab.close();
+}
+
+async function seesThatMessagesAreMissing({ browser, keyed }) {
+  await recordLongResult(keyed, "missing");
+  // The window of the latest context counts.
+  await keyed.post("/sessions/missing/context", { max_tokens: 1200 });
+  const { sent_tokens: sent } = await keyed.get("/sessions/missing/messages/123/placement");
+  const tab = await Tab.open(browser, keyed.url, { expected: ["status of 401"] });
+  await tab.goto("/sessions/missing/history?seq=99");
+  await tab.fill("API key", keyed.key);
+  await tab.click("Use this key");
+  await tab.see("Messages 99 to 144 of 144");
+  assert.equal(await placeOf(tab, 99), "Omitted: they do not fit into max_tokens");
+  assert.equal(await placeOf(tab, 123), `Shortened to ${sent} tokens`);
+  assert.equal(await placeOf(tab, 144), "Verbatim");
+  const colours = [99, 123, 144].map((seq) => tab.page.locator(`#message-${seq} .place`).evaluate((line) => getComputedStyle(line).color));
+  assert.deepEqual(await Promise.all(colours), ["rgb(168, 32, 26)", "rgb(168, 32, 26)", "rgb(82, 92, 107)"]);
+  await tab.close();
+}
+
+async function findsWhereWordsAre({ browser, service }) {
+  await service.append("words", conversation(1, 60));
+  await service.consolidate("words");
+  const tab = await Tab.open(browser, service.url, { expected: ["status of 409", "status of 422"] });
+  await tab.goto("/sessions/words/history");
+  await tab.see("Messages 11 to 60 of 60");
+  const found = tab.page.locator(".hits li");
+  const find = async (words) => {
+    await tab.fill("Where is …?", words);
+    await tab.page.keyboard.press("Enter");
+  };
+  await find("garden");
+  await found.nth(4).waitFor();
+  const [hit] = (await service.get("/search?q=garden&session_id=words&limit=5&neighbours=0")).items;
+  assert.deepEqual([await found.count(), await found.first().locator(".place").count()], [5, 1]);
+  assert.ok((await found.first().innerText()).startsWith(`Message ${hit.seq} ${hit.message.role}\n`));
+  await find('"day 4"');
+  await tab.page.getByRole("link", { name: "Message 4", exact: true }).click();
+  await tab.until(() => document.activeElement?.id === "message-4");
+  assert.match(await found.first().innerText(), /Summarised by revision 1; .*garden opens on day 4/s);
+  await tab.checkAccessibility("places of words");
+  await find("submarine");
+  await tab.see("Nothing in this session contains these words.");
+  await find("-");
+  await tab.page.getByRole("alert").waitFor();
+  await tab.page.route("**/search?*", (route) => route.fulfill({ status: 409, json: { title: "Search is disabled", detail: "Set search.enabled." } }));
+  await find("garden");
+  await tab.page.getByRole("alert").filter({ hasText: "Search is disabled" }).waitFor();
   await tab.close();
 }
 
@@ -178,6 +259,9 @@ export const tasks = [
   ["paint a large session within a second", paintsLargeSessionInASecond],
   ["read the history by its ranges", readsHistoryByItsRanges],
   ["see omitted messages", seesOmittedMessages],
+  ["see where messages are", seesWhereMessagesAre],
+  ["see that messages are missing", seesThatMessagesAreMissing],
+  ["find where words are", findsWhereWordsAre],
   ["redact a message", redactsMessage],
   ["consolidate a session", consolidatesSession],
   ["consolidate while the history loads", consolidatesWhileHistoryLoads],

@@ -56,6 +56,20 @@ export async function recordLargeSession(service, id) {
   await service.append(id, [question, looksUp]);
 }
 
+/** Records 144 messages, of which message 123 is a long result of a tool. Returns the first 100 summarised, if a model answers. */
+export async function recordLongResult(service, id) {
+  await service.append(id, conversation(1, 120));
+  await service.consolidate(id).catch(() => {});
+  const departures = Array.from({ length: 3000 }, (_, line) => `Line ${line} leaves from pier ${line % 7}.`).join("\n");
+  await service.append(id, [
+    { role: "user", content: "Which lines leave from pier 3?" },
+    { role: "assistant", content: null, tool_calls: [call("call_departures", "departures", { pier: 3 })] },
+    { role: "tool", tool_call_id: "call_departures", content: departures },
+    { role: "assistant", content: "Every seventh line, beginning with line 3." },
+    ...conversation(125, 20),
+  ]);
+}
+
 /** An id, a text and other values that a page must not take for HTML. Each would call `alert` or change the page. */
 export const HOSTILE = {
   id: `<img src=x onerror=alert(1)>/"'&?#%2F`,

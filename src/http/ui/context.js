@@ -3,6 +3,7 @@
 import { get, path, request, storedKey, urlOf } from "./api.js";
 import { announce, attempt, button, count, facts, field, h, number, replace, table } from "./dom.js";
 import { messageBody } from "./messages.js";
+import { sessionLink } from "./sessions.js";
 
 const PARTS = {
   prompt: "System prompt",
@@ -11,6 +12,7 @@ const PARTS = {
   summary: "Summary",
   other: "Headings and notice",
   tail: "Tail",
+  recall: "Recalled",
   user: "User message",
 };
 
@@ -18,6 +20,7 @@ export async function contextTab({ panel, session, base, signal }) {
   const prompt = h("textarea", { rows: "2" });
   const user = h("textarea", { rows: "2" });
   const budget = h("input", { type: "number", min: "1", inputmode: "numeric" });
+  const reserved = h("input", { type: "number", min: "0", inputmode: "numeric" });
   const format = h("select", null, h("option", { value: "openai" }, "openai"), h("option", { value: "anthropic" }, "anthropic"));
   const guide = h("input", { type: "checkbox" });
   const skills = h("textarea", { rows: "2", spellcheck: "false", placeholder: '[{"name": "…", "description": "…"}]' });
@@ -32,7 +35,7 @@ export async function contextTab({ panel, session, base, signal }) {
     h("p", null, "The messages that the agent would receive now, without consolidating the session first. Nothing is stored."),
     h("form", { class: "form", onsubmit: submit },
       field("System prompt", prompt), field("User message", user),
-      h("div", { class: "bar" }, field("Budget (max_tokens)", budget), field("Format", format),
+      h("div", { class: "bar" }, field("Budget (max_tokens)", budget), field("Reserved tokens", reserved), field("Format", format),
         h("label", { class: "check" }, guide, "Memory guide")),
       h("details", null, h("summary", null, "Skills"), field("Skills as JSON", skills)),
       h("div", { class: "actions" }, build)),
@@ -43,6 +46,7 @@ export async function contextTab({ panel, session, base, signal }) {
     if (prompt.value) body.system_prompt = prompt.value;
     if (user.value) body.user_message = user.value;
     if (budget.value) body.max_tokens = Number(budget.value);
+    if (reserved.value) body.reserved_tokens = Number(reserved.value);
     if (guide.checked) body.include_memory_skill = true;
     if (skills.value.trim()) body.skills = parseSkills(skills.value);
     return body;
@@ -56,12 +60,21 @@ export async function contextTab({ panel, session, base, signal }) {
 
   async function resultNodes(body, context) {
     const parts = await tokensByPart(body, context);
-    const { cache, coverage, tokens } = context;
-    const most = body.max_tokens ?? null;
+    const { cache, coverage, recall, tokens } = context;
+    const most = body.max_tokens === undefined ? null : body.max_tokens - (body.reserved_tokens ?? 0);
+    const recalled = recall.map(({ session_id: id, seq }, index) => [index > 0 && ", ",
+      h("a", { href: sessionLink(id, "history", `?seq=${seq}`) }, id === session.session_id ? number(seq) : `${number(seq)} of ${id}`)]);
+    const omitted = coverage.omitted.map(({ from_seq: from, to_seq: to, reason }) => `${number(from)} to ${number(to)} (${reason})`);
+    const shortened = coverage.shortened.map(({ seq, tokens: stored, sent_tokens: sent }) => `${number(seq)}: ${number(stored)} to ${count(sent, "token")}`);
+    /** Returns what the agent does not see. */
+    const missing = (texts) => (texts.length > 0 ? h("span", { class: "bad" }, texts.join("; ")) : "none");
     const covered = [
       ["Summarised", coverage.summary_through > 0 ? `1 to ${number(coverage.summary_through)}` : "none"],
       ["Verbatim", coverage.verbatim_from <= coverage.last_seq ? `${number(coverage.verbatim_from)} to ${number(coverage.last_seq)}` : "none"],
-      ["Omitted", coverage.omitted.map(({ from_seq: from, to_seq: to, reason }) => `${number(from)} to ${number(to)} (${reason})`).join(", ") || "none"],
+      coverage.repeated && ["Repeated", number(coverage.repeated)],
+      ["Recalled", recalled.length > 0 ? recalled : "none"],
+      ["Omitted", missing(omitted)],
+      ["Shortened", missing(shortened)],
       ["Tokenizer", tokens.tokenizer],
     ];
     return [
@@ -99,7 +112,8 @@ export async function contextTab({ panel, session, base, signal }) {
       summary: text,
       other: Math.max(0, bare - document - text),
       tail: tokens.history,
-      user: tokens.user_message,
+      recall: tokens.recall,
+      user: tokens.total - tokens.system - tokens.history - tokens.recall,
     };
     return Object.entries(parts).filter(([, value]) => value > 0);
   }

@@ -1,8 +1,9 @@
 // The history of a session as a ribbon, with the messages in pages.
 
 import { get, list, request } from "./api.js";
-import { button, count, dialog, errorBox, field, h, number, replace } from "./dom.js";
+import { attempt, button, count, dialog, errorBox, field, h, number, replace } from "./dom.js";
 import { messageItem, pendingCalls } from "./messages.js";
+import { hitList, sessionLink, snippetNodes } from "./sessions.js";
 
 const PAGE = 50;
 /** Pending calls are looked for in this many of the newest messages: older ones are abandoned. */
@@ -69,6 +70,19 @@ function describe({ kind, from, to, reason, messages }) {
   return `${range}${partly}: ${KINDS[kind]}${reason ? `, because ${REASONS[reason] ?? reason}` : ""}`;
 }
 
+/** Returns the place of a message in the next context as a line. It is red if the agent does not see the message, or not all of it. */
+function placeLine({ seq, part, reason, sent_tokens: sent, revision, sentences }) {
+  const summary = sentences.length > 0 ? `in the summary: ${sentences.map((text) => `“${text}”`).join(" ")}` : "no sentence of the present summary comes from it";
+  const text = {
+    verbatim: "Verbatim",
+    shortened: `Shortened to ${count(sent, "token")}`,
+    summarised: `Summarised by revision ${number(revision)}; ${summary}`,
+    omitted: `Omitted: ${REASONS[reason] ?? reason}`,
+    redacted: "Redacted",
+  }[part];
+  return h("p", { class: part === "omitted" || part === "shortened" ? "place bad" : "place muted", "data-seq": seq }, text);
+}
+
 export async function historyTab({ panel, session, base, query, signal, reload }) {
   const ribbon = h("div", { class: "ribbon", role: "group", "aria-label": "Ranges of the history" });
   const legend = h("ul", { class: "legend" });
@@ -84,7 +98,12 @@ export async function historyTab({ panel, session, base, query, signal, reload }
   const earlier = button("Earlier", () => open(first - PAGE, false), { "data-key": "earlier" });
   const later = button("Later", () => open(first + PAGE, false), { "data-key": "later" });
   const newest = button("Newest", () => open(null, false), { "data-key": "newest" });
+  const words = h("input", { type: "search", required: true });
+  const search = h("button", { type: "submit" }, "Find");
+  const found = h("div", { "aria-live": "polite" });
+  const places = new Map();
   panel.replaceChildren(ribbon, legend, problem,
+    h("form", { class: "bar", role: "search", onsubmit: find }, field("Where is …?", words), search), found,
     h("form", { class: "bar", onsubmit: go }, field("Message", target), h("button", { type: "submit" }, "Show"), earlier, later, newest),
     position, pageProblem, items);
 
@@ -126,7 +145,7 @@ export async function historyTab({ panel, session, base, query, signal, reload }
       if (page !== pages) return;
       const pending = new Set(shown.pending);
       replace(items, messages.map((message) =>
-        messageItem(message, [pending.has(message.seq) && "pending tool call"], [redactButton(message)])));
+        messageItem(message, [pending.has(message.seq) && "pending tool call"], [whereButton(message), " ", redactButton(message)], placeFor(message.seq))));
       const last = messages.at(-1)?.seq ?? 0;
       position.textContent = messages.length > 0 ? `Messages ${number(first)} to ${number(last)} of ${number(shown.last)}` : "";
       earlier.disabled = first <= 1;
@@ -142,6 +161,38 @@ export async function historyTab({ panel, session, base, query, signal, reload }
       if (!signal.aborted) replace(pageProblem, errorBox(error));
     }
   }
+
+  /** Returns the line with the place of a message, or the error. */
+  const placeOf = (seq) => get(`${base}/messages/${seq}/placement`, {}, signal).then(placeLine, errorBox);
+
+  /** Returns the element for the line of a message. It survives when the page is drawn again. */
+  const placeFor = (seq) => places.get(seq) ?? places.set(seq, h("div", { "aria-live": "polite" })).get(seq);
+
+  function whereButton({ seq }) {
+    const show = async () => replace(placeFor(seq), await placeOf(seq));
+    return button("Where?", show, { "aria-label": `Where is message ${seq}?`, class: "small", "data-key": `where-${seq}` });
+  }
+
+  /** Shows the messages with these words, and their places. */
+  async function find(event) {
+    event.preventDefault();
+    const id = session.session_id;
+    await attempt(search, found, async () => {
+      const results = await get("/search", { q: words.value, session_id: id, limit: 5, neighbours: 0 }, signal);
+      const lines = await Promise.all(results.items.map(({ seq }) => placeOf(seq)));
+      const hit = ({ seq, message, snippet }, index) =>
+        h("li", null, h("a", { href: sessionLink(id, "history", `?seq=${seq}`), onclick: openHit(seq) }, `Message ${number(seq)}`),
+          h("span", { class: "muted" }, ` ${message?.role ?? ""}`), lines[index], h("p", { class: "text" }, snippetNodes(snippet)));
+      replace(found, hitList(results, hit, "Nothing in this session contains these words."));
+    });
+  }
+
+  /** Opens a hit without leaving the hits, unless it is opened in a new tab. */
+  const openHit = (seq) => (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    open(seq, true);
+  };
 
   function redactButton({ seq, redacted_at: redactedAt }) {
     if (redactedAt) return null;
@@ -202,6 +253,7 @@ export async function historyTab({ panel, session, base, query, signal, reload }
       [shown.cursor, shown.last] = [next.cursor, next.last_seq];
       await loadDetails();
       if (isAtEnd) await open(shown.last - first < PAGE ? first : null, false);
+      for (const line of panel.querySelectorAll(".place")) line.replaceWith(await placeOf(line.dataset.seq));
     },
   };
 }

@@ -82,11 +82,11 @@ export function messageBody(message) {
   return [result, ...parts, refusal, ...calls];
 }
 
-/** Returns an item of a list of stored messages. `marks` are texts such as `pending call`. */
-export function messageItem({ seq, created_at: at, redacted_at: redactedAt, message }, marks = [], actions = []) {
+/** Returns an item of a list of stored messages. `marks` are texts such as `pending call`, `place` follows the head. */
+export function messageItem({ seq, created_at: at, redacted_at: redactedAt, message }, marks = [], actions = [], place = null) {
   const badges = [redactedAt && "redacted", ...marks].filter(Boolean);
   return h("li", { class: `message ${message.role}`, id: `message-${seq}`, tabindex: "-1" },
     h("div", { class: "head" }, h("span", { class: "seq" }, number(seq)), h("strong", null, message.role), h("span", { class: "muted" }, time(at)),
-      badges.map((badge) => h("span", { class: "badge" }, badge)), h("span", { class: "end" }, actions)),
+      badges.map((badge) => h("span", { class: "badge" }, badge)), h("span", { class: "end" }, actions)), place,
     messageBody(message), json("JSON", message));
 }

@@ -117,23 +117,27 @@ function ignoreMissing(error) {
 async function showHits(section, { text, user }, signal) {
   const query = { q: text, user_id: user, limit: 20, neighbours: 0 };
   try {
-    const { items, unsearched_messages: missing } = await get("/search", query, signal);
+    const results = await get("/search", query, signal);
     const hit = ({ session_id: id, seq, created_at: at, message, snippet }) =>
       h("li", null, h("a", { href: sessionLink(id, "history", `?seq=${seq}`) }, `${id}, message ${number(seq)}`),
         h("span", { class: "muted" }, message ? ` ${message.role} · ` : " ", time(at)), h("p", { class: "text" }, snippetNodes(snippet)));
-    replace(section, h("h2", null, `Messages (${number(items.length)})`),
-      items.length > 0 ? h("ul", { class: "hits" }, items.map(hit)) : h("p", null, "No message matches."),
-      missing > 0 && h("p", { class: "muted" }, `${count(missing, "message")} not searched yet, because the index is incomplete.`));
+    replace(section, h("h2", null, `Messages (${number(results.items.length)})`), hitList(results, hit, "No message matches."));
   } catch (error) {
     if (signal.aborted) throw error;
     replace(section, h("h2", null, "Messages"), errorBox(error));
   }
 }
 
+/** Returns the hits of a search as a list, or the text `none`, and tells if the search was incomplete. */
+export const hitList = ({ items, unsearched_messages: missing }, hit, none) => [
+  items.length > 0 ? h("ul", { class: "hits" }, items.map(hit)) : h("p", null, none),
+  missing > 0 && h("p", { class: "muted" }, `${count(missing, "message")} not searched yet, because the index is incomplete.`),
+];
+
 const ENTITIES = { "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&amp;": "&" };
 
 /** Returns the nodes of a snippet, which the service sends as escaped text with `<mark>`. */
-function snippetNodes(snippet) {
+export function snippetNodes(snippet) {
   const plain = (escaped) => escaped.replace(/&(?:lt|gt|quot|#39|#x27|amp);/g, (entity) => ENTITIES[entity]);
   return snippet.split(/<mark>(.*?)<\/mark>/s).map((part, index) => (index % 2 === 1 ? h("mark", null, plain(part)) : plain(part)));
 }
