@@ -537,7 +537,6 @@ impl MemoryService {
                 _ => costs.system = without,
             }
         }
-        coverage.omit(fitted.first, OmissionReason::MaxTokens);
         shortened = shorten(tail, first, &fitted, tokenizer);
         let (tail, mut first) = (shortened.as_ref().unwrap_or(tail), first + fitted.first);
         if fitted != Fit::default() {
@@ -548,11 +547,11 @@ impl MemoryService {
             let sent = tail.metadata().get(first..).unwrap_or_default();
             let fit = |budget| costs.fit(sent, budget, user_message.is_some(), false).map_err(too_small);
             let rest = budget.map_or(Ok(0), |budget| fit(budget).map(|fit| fit.first))?;
-            coverage.omit(rest, OmissionReason::MaxTokens);
             history.drain(..rest);
             costs.history.drain(..rest);
             first += rest;
             let omitted = fitted.first + rest;
+            coverage.omit(omitted, OmissionReason::MaxTokens);
             let sent = |position: &usize| {
                 let (index, tokens) = (position.checked_sub(omitted)?, stored.get(*position)?.tokens);
                 let seq = coverage.verbatim_from + i64::try_from(index).ok()?;

@@ -122,7 +122,12 @@ async fn context_fits_the_budget_and_uses_it(backend: Backend) {
         let is_shortened = context["coverage"]["shortened"] != json!([]);
         if from == 1 {
             assert_eq!(context["coverage"]["omitted"], json!([]));
-            assert!(is_shortened || context["messages"] == whole.json()["messages"], "{context:#}");
+            // Only the notice of a list that is almost full can differ, in the system message.
+            let history = |context: &Value| {
+                let messages = context["messages"].as_array().expect("messages").clone();
+                messages.into_iter().filter(|message| message["role"] != "system").collect::<Vec<_>>()
+            };
+            assert!(is_shortened || history(&context) == history(&whole.json()), "{context:#}");
             return;
         }
         let omitted = json!([{"from_seq": 1, "to_seq": from - 1, "reason": "max_tokens"}]);
@@ -142,8 +147,10 @@ async fn context_fits_the_budget_and_uses_it(backend: Backend) {
         let is_turn = |message: &Value| message["role"] == "user";
         let next = messages[..from - 1].iter().rposition(is_turn).unwrap_or(0) + 1;
         let found = number(&larger.ok(200)["coverage"]["verbatim_from"]);
-        // The beginning of the history can be shorter than the opening of a list that begins with the assistant.
-        assert!(found == next || found == 1, "{found} {next}");
+        // The beginning of the history can be shorter than the opening of a list that begins with the assistant. A result
+        // with a large id can take more than the tokens to which results are shortened, so that its turn is skipped.
+        let has_results = messages.iter().any(|message| message["role"] == "tool");
+        assert!(found == next || found == 1 || (has_results && found < next), "{found} {next}");
         assert!(checked_tokens(format, &larger) <= more, "{more} were asked for: {larger:?}");
     });
 }
