@@ -18,7 +18,7 @@ pub(super) enum Kind {
     Bool,
     List,
     /// A number with decimals.
-    Price,
+    Decimal,
     /// Also durations, addresses and enums.
     Text,
     /// Text, or a table with `env` or `file`.
@@ -41,7 +41,7 @@ static SETTINGS: LazyLock<BTreeMap<SettingPath, Kind>> = LazyLock::new(|| {
                 ["llm", "models", _, "input_price" | "output_price"]
                 | ["consolidation", "trigger_share" | "keep_share" | "summary_share"],
                 _,
-            ) => Kind::Price,
+            ) => Kind::Decimal,
             (_, Json::Number(_)) => Kind::Number,
             (_, Json::Bool(_)) => Kind::Bool,
             (_, Json::Array(_)) => Kind::List,
@@ -131,7 +131,7 @@ fn convert_to(kind: Kind, value: Json) -> Result<Json, String> {
         (Kind::Number, Json::Number(number)) if number.is_u64() => Ok(Json::Number(number)),
         (Kind::Number, Json::String(text)) if number(&text).is_some() => Ok(Json::from(number(&text))),
         (Kind::Number, _) => Err("must be a whole number, not negative".to_owned()),
-        (Kind::Price, value) => {
+        (Kind::Decimal, value) => {
             let price = value.as_f64().or_else(|| value.as_str()?.trim().parse().ok());
             price.filter(is_price).map(Json::from).ok_or_else(|| "must be a number, not negative".to_owned())
         }

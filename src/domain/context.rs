@@ -11,7 +11,7 @@ use std::sync::{LazyLock, OnceLock};
 const SEPARATOR: &str = "\n\n";
 const SEPARATOR_JSON: &str = r"\n\n";
 
-/// What the agent is told about messages that it does not see.
+/// A note in the system message about messages that the list lacks, or will lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// Messages will be omitted soon: see [`notice_due`].

@@ -331,13 +331,12 @@ impl Problem {
     fn budget_too_small(max: i64, reserved: i64, needed: i64, tokenizer: Tokenizer) -> Self {
         let of_reserved =
             if reserved == 0 { String::new() } else { format!(", of which {reserved} are reserved") };
-        let (turn, least) = (needed, needed.saturating_add(reserved));
+        let least = needed.saturating_add(reserved);
         let detail = format!(
-            "System prompt, memory document, summary and newest turn have {turn} tokens ({tokenizer}) although results of \
+            "System prompt, memory document, summary and newest turn have {needed} tokens ({tokenizer}) although results of \
              tools were shortened, and max_tokens is {max}{of_reserved}: allow at least {least}, or send less."
         );
-        let needed = least;
-        let field = FieldError::new("max_tokens", format!("must be at least {needed}"));
+        let field = FieldError::new("max_tokens", format!("must be at least {least}"));
         let status = StatusCode::UNPROCESSABLE_ENTITY;
         Self { errors: vec![field], ..Self::new(status, "budget-too-small", "Budget too small", detail) }
     }

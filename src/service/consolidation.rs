@@ -19,8 +19,7 @@ use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::revision::{ModelUsage, Provenance, Revision};
 use crate::domain::search::text::OwnResults;
-use crate::domain::session::Session;
-use crate::domain::session::Window;
+use crate::domain::session::{Session, Window};
 use crate::domain::transcript::{TimeLines, TranscriptEntry, TranscriptLine};
 use crate::domain::{batching, summary};
 use crate::llm::{Attempt, Cost, LlmError, PoolResponse, Task};
@@ -336,7 +335,7 @@ impl MemoryService {
         let policy = &self.config.policy;
         let rule = policy.due_by(session.into(), scope.window);
         let by_count = scope.window.is_none() || is_forced || rule == Some(Rule::Threshold);
-        // Half of those that the list can have.
+        // A run that only makes room keeps half of the messages that are available for the list.
         let keep =
             scope.lack.filter(|_| rule.is_none()).map(|lack| policy.keep_recent.min(lack.available / 2));
         PlanScope {

@@ -302,7 +302,7 @@ async fn slow_model_delays_a_context_by_inline_wait_at_most(backend: Backend) {
     let context = app.context("s", &json!({"max_tokens": 3300})).await;
     assert!(started_at.elapsed() < PATIENCE / 2);
     assert_eq!((&context["consolidation"]["outcome"], is_complete(&context)), (&json!("in_progress"), true));
-    // A list that does not fit waits for the run of another request as well, and reports what it lacks.
+    // A context that does not fit its window waits for the run of another request, too. Its coverage lists the omitted messages.
     let context = app.context("s", &json!({"max_tokens": 2000})).await;
     verify(&context, 40, Some(2000));
     assert_eq!(

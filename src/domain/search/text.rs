@@ -31,8 +31,8 @@ pub fn searchable_text(message: &Message) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// Recognises calls and results of precis' own tools among messages of a session. They repeat what was said, or the memory document, so
-/// they are neither indexed nor summarised.
+/// A detector of calls and results of precis' own tools among messages of a session. They repeat earlier messages or the memory document,
+/// so they are neither indexed nor summarised.
 #[derive(Debug, Default)]
 pub struct OwnResults {
     calls: HashSet<String>,
