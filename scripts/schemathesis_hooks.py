@@ -57,9 +57,9 @@ def map_case(context, case):
     if is_sound(ParameterLocation.QUERY) and isinstance((case.query or {}).get("q"), str):
         # A query needs a letter or a digit in a word that is not excluded.
         case.query["q"] += " word"
-    if is_sound(ParameterLocation.QUERY) and isinstance((case.query or {}).get("max_tokens"), int):
-        # A window in which the newest turn does not fit is rejected.
-        case.query["max_tokens"] = max(case.query["max_tokens"], 1000)
+    if is_sound(ParameterLocation.QUERY) and str((case.query or {}).get("max_tokens")).isdecimal():
+        # A window in which the newest turn does not fit is rejected. Values at the limits are texts.
+        case.query["max_tokens"] = max(int(case.query["max_tokens"]), 1000)
     if is_sound(ParameterLocation.HEADER) and "Idempotency-Key" in (case.headers or {}):
         # The same key with another body is rejected.
         case.headers["Idempotency-Key"] = f"{case.headers['Idempotency-Key'][:200]}-{next(keys)}"

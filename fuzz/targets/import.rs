@@ -115,6 +115,7 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
         summary: imported.summary.clone(),
         revision: imported.revision,
         consolidation: ConsolidationState::default(),
+        window: None,
         forked_from: None,
         incarnation: Default::default(),
         created_at,
