@@ -200,7 +200,7 @@ async fn measure_indexing(store: &str, with: &str, without: &str) {
 
 fn open_options() -> StoreOptions {
     let (acquire_timeout, statement_timeout) = (Duration::from_secs(5), Duration::from_mins(1));
-    StoreOptions { max_connections: 1, acquire_timeout, statement_timeout, search: None }
+    StoreOptions { max_connections: 1, acquire_timeout, statement_timeout, search: None, key_share: 0.5 }
 }
 
 /// Waits until all messages are indexed.

@@ -247,6 +247,7 @@ fn store_options(settings: &Settings) -> storage::StoreOptions {
         acquire_timeout: database.acquire_timeout,
         statement_timeout: database.statement_timeout,
         search: settings.analyzer(),
+        key_share: settings.limits.max_key_share,
     }
 }
 
@@ -322,6 +323,7 @@ fn service_config(settings: &Settings) -> ServiceConfig {
             interval: settings.retention.interval,
             max_sessions_per_second: settings.retention.max_sessions_per_second,
         },
+        key_share: settings.limits.max_key_share,
         context_cache_bytes: settings.limits.max_context_cache_bytes,
         tokenizer: settings.tokens.tokenizer,
         search: settings.analyzer(),

@@ -190,9 +190,6 @@ fn error_with_cause(message: impl Into<String>, cause: impl Into<Box<dyn Error>>
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    if matches!(cli.command, None | Some(Command::Serve(_))) {
-        serve::return_memory_soon();
-    }
     let result = blocking::main_runtime().map_err(Into::into).and_then(|runtime| {
         let result = runtime.block_on(run(cli));
         // DNS look-ups run on threads that cannot be cancelled. The process does not wait for them.

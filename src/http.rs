@@ -142,8 +142,11 @@ pub fn router(
         ready(error::method_not_allowed(request.method(), request.uri(), &table.methods(path)))
     };
     let admission = Arc::new(Admission::new(limits, server.read_timeout));
-    let exporter =
-        MetricsExporter { prometheus, http: http_metrics.clone(), admission: Arc::clone(&admission) };
+    let exporter = MetricsExporter {
+        prometheus,
+        http: http_metrics.clone(),
+        capacity: Arc::clone(admission.capacity()),
+    };
     let guard = Arc::new(Guard {
         access,
         auth: Auth {

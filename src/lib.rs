@@ -13,9 +13,8 @@
 //! - [`app`]: the composition root. [`config`] defines the settings, [`telemetry`] the log and the metrics.
 //!   [`trace_context`]: spans, and the context of traces in headers.
 //! - [`cli`]: the command line.
-//! - [`blocking`]: runs long computations outside the async runtime. `storage`, `service` and `http` use it. [`checkpoint`]: the
-//!   points at which they can be interrupted.
-//! - [`capacity`]: shares requests that run, threads and memory fairly between clients.
+//! - [`blocking`]: runs long computations outside the async runtime. `storage`, `service` and `http` use it.
+//! - [`capacity`]: the share of a key in everything that can run out.
 
 // Files that unit tests share with integration tests name the crate by its name.
 #[cfg(test)]
@@ -24,7 +23,6 @@ extern crate self as precis;
 pub mod app;
 pub mod blocking;
 pub mod capacity;
-pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod domain;

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use std::fmt;
 use std::time::Duration;
 
-mod call_memory;
+pub mod call_memory;
 pub mod check;
 pub mod circuit_breaker;
 mod concurrency_limit;

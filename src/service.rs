@@ -4,7 +4,7 @@
 //! lock is held: a lease in the store prevents concurrent consolidations of one session.
 
 use self::metrics::{ServiceMetrics, ServiceState};
-use crate::capacity::{self, Capacity, FairQueue, Overloaded};
+use crate::capacity::{self, Level, Overloaded, Resource};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
 use crate::domain::id::{SessionId, TenantId, UserId};
@@ -25,7 +25,7 @@ use search::RerankConfig;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
@@ -88,6 +88,8 @@ pub struct ServiceConfig {
     /// Clients may remove the last messages of a session.
     pub allow_rewind: bool,
     pub retention: RetentionConfig,
+    /// The part of anything that can run out that one key can hold.
+    pub key_share: f64,
     /// Memory for copies of recently used sessions.
     pub context_cache_bytes: usize,
     /// The tokenizer for limits and responses.
@@ -120,15 +122,14 @@ async fn complete_write<T: Send + 'static>(
     write.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-impl MemoryService {
-    /// Runs a write that may wait for a copy of a session in parts, on SQLite. Meanwhile, the request gives its permit to others: all of
-    /// them could wait for each other otherwise.
-    async fn without_permit<T>(&self, write: impl Future<Output = T>) -> T {
-        match *self.store {
-            Store::Sqlite(_) => capacity::current().release_except(usize::MAX, write).await,
-            Store::Postgres(_) => write.await,
-        }
-    }
+/// Completes a write that can wait for other writes, as work of precis itself. Meanwhile, the request holds no permit to run: the other writes
+/// could wait for one.
+async fn complete_internally<T: Send + 'static>(
+    write: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    let internal = capacity::internal();
+    capacity::current().release();
+    capacity::scope(internal, complete_write(write)).await
 }
 
 /// Decodes a stored message.
@@ -260,9 +261,7 @@ pub struct Parts {
     /// The time of the latest warning about contexts of a session that lack messages.
     warned: quick_cache::sync::Cache<(TenantId, SessionId), tokio::time::Instant>,
     /// The calls that order search hits, shared between clients.
-    rerank_calls: Arc<FairQueue>,
-    /// Permits one copy of a large session at a time.
-    large_copies: Semaphore,
+    rerank_calls: Resource,
 }
 
 impl Deref for MemoryService {
@@ -288,8 +287,7 @@ impl MemoryService {
         let metrics = ServiceMetrics::new();
         let context_cache = ContextCache::new(config.context_cache_bytes, metrics.cache.clone());
         let slots = config.rerank.as_ref().map_or(0, |rerank| rerank.max_concurrent_calls);
-        let rerank_calls = FairQueue::new(Capacity { slots, ..Capacity::default() });
-        let large_copies = Semaphore::new(1);
+        let rerank_calls = Resource::new(Level::Rerank, slots, config.key_share);
         Self(Arc::new(Parts {
             store,
             llm,
@@ -302,7 +300,6 @@ impl MemoryService {
             prompts: PromptCache::new(),
             warned: quick_cache::sync::Cache::new(MAX_WARNED_SESSIONS),
             rerank_calls,
-            large_copies,
         }))
     }
 
@@ -352,28 +349,26 @@ impl MemoryService {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capacity::{Claim, ClientId, Turn, WorkPermit};
+    use crate::capacity::{Capacity, CapacityLimits, ClientId, Kind, Work};
     use tokio::sync::oneshot;
 
     #[tokio::test]
     async fn write_holds_the_memory_of_its_request_after_the_client_has_disconnected() {
-        let queue =
-            FairQueue::new(Capacity { slots: 1, memory: 100, memory_of_client: 100, ..Capacity::default() });
-        let client = ClientId(1);
-        let held = queue.try_acquire(Claim { client, cost: 1, slot: true, memory: 60, turn: Turn::New });
-        let permit = WorkPermit::new(&queue, &queue, client, None, held);
+        let capacity = Capacity::new(&CapacityLimits::small());
+        let work = Work::new(&capacity, ClientId(1), Kind::Request);
+        work.claim(40 * 1024).await.expect("free");
         let (end, has_ended) = oneshot::channel::<()>();
         let write = async move {
             let _ = has_ended.await;
             Ok::<_, Error>(())
         };
-        let request = tokio::spawn(capacity::scope(permit, complete_write(write)));
+        let request = tokio::spawn(capacity::scope(work, complete_write(write)));
         tokio::task::yield_now().await;
         request.abort();
         assert!(request.await.is_err_and(|error| error.is_cancelled()));
-        assert_eq!(queue.in_use(), (1, 60));
+        assert_eq!(capacity.memory.in_use(), 40);
         end.send(()).expect("the write runs");
-        while queue.in_use() != (0, 0) {
+        while capacity.memory.in_use() > 0 {
             tokio::task::yield_now().await;
         }
     }

@@ -80,6 +80,8 @@ pub struct StoreOptions {
     pub statement_timeout: Duration,
     /// The analyzer that messages are indexed with. `None` disables search.
     pub search: Option<Analyzer>,
+    /// The part of the connections that one key can hold.
+    pub key_share: f64,
 }
 
 /// Connects to the store at `url`: `postgres://…`, `postgresql://…` or `sqlite:…`. A Postgres server need not be
@@ -90,7 +92,7 @@ pub struct StoreOptions {
 pub async fn connect(url: &str, options: &StoreOptions) -> Result<Arc<Store>, StoreError> {
     let database = match url.split_once(':') {
         Some(("postgres" | "postgresql", _)) => Store::Postgres(postgres::Postgres::connect(url, options)?),
-        Some(("sqlite", _)) => Store::Sqlite(sqlite::Sqlite::connect(url, options).await?),
+        Some(("sqlite", _)) => Store::Sqlite(Box::new(sqlite::Sqlite::connect(url, options).await?)),
         _ => return Err(StoreError::Url("must begin with postgres:, postgresql: or sqlite:".to_owned())),
     };
     Ok(Arc::new(database))

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 /// The layers that each layer may use. `app`, `cli`, `main` and `lib` may use all of them.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("capacity", &[]),
-    ("checkpoint", &[]),
     ("trace_context", &[]),
-    ("blocking", &["capacity", "checkpoint"]),
-    ("domain", &["checkpoint"]),
-    ("storage", &["blocking", "domain"]),
+    ("blocking", &["capacity"]),
+    ("domain", &[]),
+    ("storage", &["blocking", "capacity", "domain"]),
     ("llm", &["capacity", "config", "domain", "trace_context"]),
     ("service", &["blocking", "capacity", "domain", "llm", "storage", "trace_context"]),
     ("config", &["domain"]),

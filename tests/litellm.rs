@@ -29,6 +29,7 @@
 use precis::config::{self, OutputLimitField, SecretSource};
 use precis::domain::message::Role;
 use precis::domain::transcript::{TranscriptEntry, TranscriptLine};
+use precis::llm::call_memory::CallMemoryLimit;
 use precis::llm::check::check_models;
 use precis::llm::error::TimeoutPhase;
 use precis::llm::http::anthropic::Anthropic;
@@ -108,7 +109,12 @@ fn prompts() -> Prompts {
 fn pools(models: Vec<ModelSpec>) -> ModelPools {
     let names = models.iter().map(|model| model.name.clone()).collect();
     let pool = config::Pool { models: names, deadline: 120 * SECOND, ..config::Pool::default() };
-    ModelPools::new(models, &[("p".to_owned(), pool)].into(), prompts(), usize::MAX)
+    ModelPools::new(
+        models,
+        &[("p".to_owned(), pool)].into(),
+        prompts(),
+        CallMemoryLimit::new(usize::MAX, 1.0),
+    )
 }
 
 fn conversation() -> [TranscriptLine; 2] {

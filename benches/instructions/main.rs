@@ -7,7 +7,7 @@
 #![expect(clippy::print_stdout, reason = "the result of a benchmark")]
 #![expect(clippy::expect_used, reason = "a benchmark that cannot continue ends")]
 
-use src::{checkpoint, domain};
+use src::domain;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,6 @@ use std::process::{Command, ExitCode, Stdio};
 )]
 #[path = "../../src"]
 mod src {
-    pub mod checkpoint;
     pub mod domain;
 }
 mod work;

@@ -1,6 +1,7 @@
 //! Builds the models and pools from the settings.
 
 use crate::config::{self, ProviderKind, Settings};
+use crate::llm::call_memory::CallMemoryLimit;
 use crate::llm::http::anthropic::Anthropic;
 use crate::llm::http::openai::OpenAi;
 use crate::llm::http::{HttpProvider, WireFormat, build_http_client};
@@ -14,7 +15,8 @@ use std::time::Duration;
 /// Returns all pools. The error lists all problems with their paths in the settings.
 pub(super) fn pools(settings: &Settings) -> Result<ModelPools, String> {
     let prompts = Prompts::new(&settings.consolidation.prompts).map_err(|errors| errors.join("; "))?;
-    let memory = settings.limits.max_model_bytes_in_flight;
+    let limits = &settings.limits;
+    let memory = CallMemoryLimit::new(limits.max_model_bytes_in_flight, limits.max_key_share);
     Ok(ModelPools::new(models(settings)?, &settings.llm.pools, prompts, memory))
 }
 

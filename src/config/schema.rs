@@ -39,7 +39,8 @@ static SETTINGS: LazyLock<BTreeMap<SettingPath, Kind>> = LazyLock::new(|| {
             (["llm", "providers", _, "body", ..], _) => Kind::Any,
             (
                 ["llm", "models", _, "input_price" | "output_price"]
-                | ["consolidation", "trigger_share" | "keep_share" | "summary_share"],
+                | ["consolidation", "trigger_share" | "keep_share" | "summary_share"]
+                | ["limits", "max_key_share"],
                 _,
             ) => Kind::Decimal,
             (_, Json::Number(_)) => Kind::Number,

@@ -107,6 +107,8 @@ section! {
         max_concurrent_requests: usize = 0,
         #[serde(with = "duration")]
         queue_timeout: Duration = Duration::from_secs(1),
+        /// Part of anything that can run out that one key can hold.
+        max_key_share: f64 = 0.5,
         /// Messages that one context contains verbatim; at least `max_message_bytes`.
         max_context_bytes: usize = 32 * 1024 * 1024,
         /// 0 disables the cache.

@@ -379,7 +379,7 @@ limits.max_json_depth | 0 | must be greater than 0
 limits.max_requests_in_flight | 1000001 | must be at most 1000000
 server.max_connections | 0 | must be greater than 0
 limits.max_concurrent_requests | 1000001 | must be at most 1000000
-limits.max_bytes_in_flight | 134217727 | limits.max_bytes_in_flight (134217727) must be at least four times limits.max
+limits.max_bytes_in_flight | 134217727 | half of limits.max_bytes_in_flight (134217727) must be at least limits.max
 limits.max_context_bytes | 8388607 | limits.max_context_bytes (8388607) must not be less than limits.max_message_bytes
 limits.queue_timeout | 0s | must be longer than 0
 server.read_timeout | 0s | must be longer than 0

@@ -99,10 +99,24 @@ impl Violations {
     fn check_server(&mut self, settings: &Settings) {
         let Settings { server, limits, consolidation, .. } = settings;
         let (one, all) = (limits.max_body_bytes, limits.max_bytes_in_flight);
-        if all / 4 < one && all > 0 {
+        let share = limits.max_key_share;
+        if !(0.01..=1.0).contains(&share) {
+            self.add(
+                ["limits.max_key_share"],
+                format!("limits.max_key_share ({share}) must be a part of all capacity: from 0.01 to 1.0"),
+            );
+        }
+        #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^52 bytes")]
+        if (all / 2) as f64 * share < one as f64 && all > 0 {
             let paths = ["limits.max_bytes_in_flight", "limits.max_body_bytes"];
-            let rule = format!("{} ({all}) must be at least four times {} ({one})", paths[0], paths[1]);
-            self.add(paths, format!("{rule}: a key gets half of the memory for bodies"));
+            let rule =
+                format!("half of {} ({all}) must be at least {} ({one}) divided by", paths[0], paths[1]);
+            self.add(
+                paths,
+                format!(
+                    "{rule} limits.max_key_share ({share}): a key gets this part of the memory for bodies"
+                ),
+            );
         }
         let (one, all) = (limits.max_message_bytes, limits.max_context_bytes);
         if all < one && all > 0 {

@@ -1,6 +1,6 @@
 //! The system message: system prompt, memory document, summary, skills and notice, joined under reserved headings.
 
-use super::headings::{MEMORY_HEADING, NOTICE_HEADING, SUMMARY_HEADING, escape_headings};
+use super::headings::{MEMORY_HEADING, NOTICE_HEADING, SUMMARY_HEADING, escape_stored};
 use super::memory::MemoryDocument;
 use super::session::Summary;
 use super::tokens::{self, CountedEnds, JoinedCount};
@@ -65,7 +65,7 @@ impl SystemPart {
         if text.trim().is_empty() {
             return Self::default();
         }
-        let (escaped, mut count) = (escape_headings(text), JoinedCount::default());
+        let (escaped, mut count) = (escape_stored(text), JoinedCount::default());
         count.push(heading);
         count.push(SEPARATOR);
         match &escaped {
@@ -95,12 +95,12 @@ pub struct StoredParts {
 impl StoredParts {
     /// Returns the part of a memory document, which must be the same in each call.
     pub fn memory(&self, document: &MemoryDocument) -> &SystemPart {
-        get_or_prepare(&self.memory, || SystemPart::below(MEMORY_HEADING, &document.content, document.tokens))
+        self.memory.get_or_init(|| SystemPart::below(MEMORY_HEADING, &document.content, document.tokens))
     }
 
     /// Returns the part of a summary, which must be the same in each call.
     pub fn summary(&self, summary: &Summary) -> &SystemPart {
-        get_or_prepare(&self.summary, || SystemPart::below(SUMMARY_HEADING, &summary.text, summary.tokens))
+        self.summary.get_or_init(|| SystemPart::below(SUMMARY_HEADING, &summary.text, summary.tokens))
     }
 
     /// Returns an upper bound of the memory that the part of this text takes on the heap. It does not include the backslashes before
@@ -168,24 +168,9 @@ fn json_inside(text: &str) -> String {
     json
 }
 
-/// Prepares the part outside of the cell: the computation can be interrupted ([`crate::checkpoint`]), and other computations would
-/// wait for the cell.
-fn get_or_prepare(part: &OnceLock<SystemPart>, prepare: impl FnOnce() -> SystemPart) -> &SystemPart {
-    if let Some(part) = part.get() {
-        return part;
-    }
-    let prepared = prepare();
-    part.get_or_init(|| prepared)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, mpsc};
-    use std::thread;
-    use std::time::Duration;
 
     fn text_of(message: &SystemMessage) -> String {
         serde_json::from_str(&format!("\"{}\"", message.json)).expect("the inside of a JSON string")
@@ -214,7 +199,7 @@ mod tests {
                 let text = text_of(&message);
                 let summary =
                     if summary.is_empty() { "" } else { &format!("{SUMMARY_HEADING}\n\n{summary}\n\n") };
-                let memory = escape_headings(memory);
+                let memory = escape_stored(memory);
                 let expected = format!(
                     "Be kind!\n\n\n{MEMORY_HEADING}\n\n{memory}\n\n{summary}## Memory Guide\n\nMerge, then write.\n\n{NOTICE_HEADING}\n\n{}",
                     Notice::Soon.text()
@@ -253,29 +238,6 @@ mod tests {
             let (bytes, max_bytes) = (part.heap_bytes(), StoredParts::max_heap_bytes(&text));
             assert!((text.len()..=max_bytes).contains(&bytes), "{bytes} of {max_bytes}");
         }
-    }
-
-    /// The thread that prepares a part can be interrupted, and others must not wait for it.
-    #[test]
-    fn part_is_available_while_another_thread_prepares_it() {
-        let text = format!("{SUMMARY_HEADING}\n\n{}", "They met. ".repeat(20_000));
-        let (parts, summary) = (Arc::new(StoredParts::default()), Arc::new(Summary::new(text)));
-        let interruptions = Arc::new(AtomicUsize::new(0));
-        let pause = {
-            let (parts, summary, interruptions) =
-                (Arc::clone(&parts), Arc::clone(&summary), Arc::clone(&interruptions));
-            move || {
-                let (parts, summary) = (Arc::clone(&parts), Arc::clone(&summary));
-                let (sender, receiver) = mpsc::channel();
-                thread::spawn(move || sender.send(parts.summary(&summary).heap_bytes()));
-                let bytes = receiver.recv_timeout(Duration::from_secs(30));
-                assert!(bytes.expect("the other thread does not wait") > 0);
-                interruptions.fetch_add(1, Ordering::Relaxed);
-            }
-        };
-        let bytes = checkpoint::scope(pause, || parts.summary(&summary).heap_bytes());
-        assert_eq!(bytes, parts.summary(&summary).heap_bytes());
-        assert!(interruptions.load(Ordering::Relaxed) > 0);
     }
 
     #[test]

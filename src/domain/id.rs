@@ -19,6 +19,9 @@ pub enum InvalidId {
     /// A control character: C0, C1 or DEL.
     #[error("must not contain control characters")]
     Control,
+    /// `.` or `..`, which URL libraries remove from paths.
+    #[error("must not be \".\" or \"..\", which no URL can contain as a segment")]
+    DotSegment,
 }
 
 fn check(text: &str) -> Result<(), InvalidId> {
@@ -26,6 +29,7 @@ fn check(text: &str) -> Result<(), InvalidId> {
         0 => Err(InvalidId::Empty),
         bytes if bytes > MAX_BYTES => Err(InvalidId::TooLong(bytes)),
         _ if text.contains(char::is_control) => Err(InvalidId::Control),
+        _ if matches!(text, "." | "..") => Err(InvalidId::DotSegment),
         _ => Ok(()),
     }
 }
@@ -37,15 +41,15 @@ macro_rules! id {
         #[serde(try_from = "String")]
         #[schema(
             as = Id,
-            description = "1 to 256 bytes of UTF-8 without control characters",
+            description = "1 to 256 bytes of UTF-8 without control characters, except `.` and `..`",
             min_length = 1,
             max_length = 256,
-            pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
+            pattern = r"^([^.\u0000-\u001f\u007f-\u009f][^\u0000-\u001f\u007f-\u009f]*|\.([^.\u0000-\u001f\u007f-\u009f][^\u0000-\u001f\u007f-\u009f]*|\.[^\u0000-\u001f\u007f-\u009f]+))$"
         )]
         pub struct $name(String);
 
         impl $name {
-            /// Checks and takes the text: 1 to [`MAX_BYTES`] bytes, no control characters, opaque, case-sensitive.
+            /// Checks and takes the text: 1 to [`MAX_BYTES`] bytes, no control characters, not `.` or `..`, opaque, case-sensitive.
             pub fn new(text: impl Into<String>) -> Result<Self, InvalidId> {
                 let text = text.into();
                 check(&text)?;
@@ -101,5 +105,20 @@ impl Default for TenantId {
     /// The tenant of a server without API keys.
     fn default() -> Self {
         Self("default".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_no_url_can_contain_are_rejected() {
+        for text in [".", ".."] {
+            assert_eq!(SessionId::new(text), Err(InvalidId::DotSegment));
+        }
+        for text in ["...", ".a", "..a", "a.", "./.."] {
+            assert!(SessionId::new(text).is_ok(), "{text}");
+        }
     }
 }

@@ -7,7 +7,6 @@
 
 use super::search::analyzer::{Analyzer, StopTerms, segments};
 use super::sentence_bounds::sentence_ends;
-use crate::checkpoint;
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -25,8 +24,6 @@ const MAX_LABEL_BYTES: usize = 256;
 /// Steps of the search for exact sentences. Usual texts take about one per word. Texts that repeat the same words and numbers could
 /// take as many as the product of their lengths.
 const MAX_EXACT_STEPS: usize = 50_000_000;
-/// A step takes a small part of the time in which a byte is analyzed.
-const STEPS_PER_BYTE: usize = 16;
 
 /// A message that the summary covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -242,7 +239,6 @@ impl Sentence {
         let mut total = 0.0;
         let of = |term: &usize| postings.get(*term).map(Vec::as_slice).unwrap_or_default();
         for posting in self.terms.iter().map(of) {
-            checkpoint::passed(1 + posting.len() / STEPS_PER_BYTE);
             let weight = weight(posting.len(), scores.len());
             total += weight;
             for number in posting {
@@ -319,7 +315,6 @@ struct Steps {
 impl Steps {
     fn spend(&mut self, steps: usize) {
         self.left = self.left.saturating_sub(steps);
-        checkpoint::passed(1 + steps / STEPS_PER_BYTE);
     }
 }
 

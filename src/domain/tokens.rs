@@ -2,7 +2,6 @@
 //! the text that it adds or changes ([`JoinedCount`]). `docs/tokens.md` describes the counts for users.
 
 use super::message::Message;
-use crate::checkpoint;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
@@ -106,7 +105,6 @@ pub fn count(text: &str) -> usize {
     while rest.len() > PIECE_BYTES {
         let (piece, next) = rest.split_at(end_of_piece(rest));
         total += ENCODER.count(piece);
-        checkpoint::passed(piece.len());
         rest = next;
     }
     total + ENCODER.count(rest)
@@ -200,8 +198,6 @@ impl JoinedCount {
 /// Counts the tokens of a message in its standard form: [`PER_MESSAGE`], text and name, [`PER_MESSAGE`] and id, name and
 /// arguments of each tool call, and [`PER_ATTACHMENT`] for each content part that is not text.
 pub fn count_message(message: &Message) -> i64 {
-    // Longer texts report their progress themselves.
-    checkpoint::passed(message.json().len().min(PIECE_BYTES));
     message.standard().map_or_else(|| count_standard(message), |standard| count_standard(&standard))
 }
 
@@ -223,11 +219,8 @@ fn count_standard(message: &Message) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::search::analyzer::Analyzer;
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use std::cell::Cell;
-    use std::rc::Rc;
     use tiktoken_rs::o200k_base_singleton;
 
     const ODD_TEXT: &str = "([a-z]{1,8}|[A-Z0-9]{1,5}|[ \n]{1,2}|\t|\r\n|[.!?,;:/#*'\"{}-]{1,4}|'s|é|私は|茶、|カ。|，|\u{3000}|한글|🍵|\u{301}\
@@ -276,28 +269,6 @@ mod tests {
         let text = "It's 12345 words, isn't it?! ".repeat(10_000);
         assert!(text.len() > 4 * MAX_PIECE_BYTES);
         assert_eq!(count(&text), ENCODER.count(&text));
-    }
-
-    #[test]
-    fn long_work_can_be_interrupted_and_short_texts_report_nothing() {
-        let interruptions = |work: &dyn Fn()| {
-            let count = Rc::new(Cell::new(0));
-            let pause = {
-                let count = Rc::clone(&count);
-                move || count.set(count.get() + 1)
-            };
-            checkpoint::scope(pause, work);
-            count.get()
-        };
-        let long = "The ferry leaves at nine. ".repeat(1 << 15);
-        assert!(interruptions(&|| assert!(count(&long) > 0)) >= 10);
-        let short = serde_json::from_str(r#"{"role": "user", "content": "The ferry leaves at nine."}"#)
-            .expect("JSON");
-        let short = Message::parse(short).expect("valid");
-        assert!(interruptions(&|| (0..10_000).for_each(|_| assert!(count_message(&short) > 0))) >= 5);
-        let (text, analyzer) = (&long, Analyzer::default());
-        assert!(interruptions(&|| assert!(!analyzer.tokens(text).is_empty())) >= 10);
-        assert_eq!(interruptions(&|| (0..100_000).for_each(|_| assert!(count("nine") > 0))), 0);
     }
 
     proptest! {

@@ -6,6 +6,7 @@
 
 use super::path::redact_path;
 use super::response_body::Json;
+use crate::capacity::{Level, Overloaded};
 use crate::config::Limits;
 use crate::domain::api_key::Scope;
 use crate::domain::error_chain::ErrorChain;
@@ -95,6 +96,8 @@ impl ExceededLimit {
     const IN_FLIGHT: Self = Self { limit: "limits.max_requests_in_flight", is_overload: true };
     const CONCURRENT: Self = Self { limit: "limits.max_concurrent_requests", is_overload: true };
     const MEMORY: Self = Self { limit: "limits.max_bytes_in_flight", is_overload: true };
+    const CONNECTIONS: Self = Self { limit: "database.max_connections", is_overload: true };
+    const SHARE: Self = Self { limit: "limits.max_key_share", is_overload: true };
 }
 
 impl Problem {
@@ -372,36 +375,26 @@ impl Problem {
             .exceeded_limit(&ExceededLimit::RATE)
     }
 
-    pub(crate) fn too_many_requests(limits: &Limits) -> Self {
-        let (max, exceeded) = (limits.max_requests_in_flight, &ExceededLimit::IN_FLIGHT);
-        Self::overloaded(exceeded, &format!("{max} requests are in flight, the maximum ({})", exceeded.limit))
-    }
-
-    /// Returns the error for a request whose body, work or response does not fit into the memory.
-    pub(crate) fn no_memory() -> Self {
-        let exceeded = &ExceededLimit::MEMORY;
-        let problem = format!(
-            "The requests and responses in flight use the memory for them ({}), and that for this request did not become \
-             free within the permitted wait (limits.queue_timeout)",
+    /// Returns the error for a request that did not get its part of a resource in time.
+    pub(crate) fn overloaded(overloaded: Overloaded) -> Self {
+        let (what, exceeded) = match overloaded.0 {
+            Level::InFlight => ("requests in flight", &ExceededLimit::IN_FLIGHT),
+            Level::Running => ("running requests", &ExceededLimit::CONCURRENT),
+            Level::Body | Level::Memory => ("memory for requests and responses", &ExceededLimit::MEMORY),
+            Level::Connection => ("connections of the database", &ExceededLimit::CONNECTIONS),
+            Level::Export => ("exports", &ExceededLimit::SHARE),
+            _ => ("capacity for this work", &ExceededLimit::SHARE),
+        };
+        let wait = if overloaded.0 == Level::InFlight {
+            ""
+        } else {
+            ", for longer than the permitted wait (limits.queue_timeout)"
+        };
+        let detail = format!(
+            "The {what} of this key, or of all keys together, are used up ({}, limits.max_key_share){wait}. Nothing was done. Retry in \
+             {OVERLOADED_SECONDS} s.",
             exceeded.limit
         );
-        Self::overloaded(exceeded, &problem)
-    }
-
-    /// Returns the error for a request that got none of the `max` work permits in time.
-    pub(crate) fn no_permit(max: usize, limits: &Limits) -> Self {
-        let exceeded = &ExceededLimit::CONCURRENT;
-        let queue_timeout = humantime::format_duration(limits.queue_timeout);
-        let problem = format!(
-            "{max} requests are running, the maximum ({}), and this one could not start within {queue_timeout} \
-             (limits.queue_timeout)",
-            exceeded.limit
-        );
-        Self::overloaded(exceeded, &problem)
-    }
-
-    fn overloaded(exceeded: &'static ExceededLimit, problem: &str) -> Self {
-        let detail = format!("{problem}. Nothing was done. Retry in {OVERLOADED_SECONDS} s.");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Overloaded", detail)
             .retry_after(OVERLOADED_SECONDS)
             .exceeded_limit(exceeded)
@@ -547,7 +540,7 @@ impl From<Error> for Problem {
                 let title = "Insufficient storage for the import";
                 Self::new(S::INSUFFICIENT_STORAGE, "insufficient-storage", title, detail)
             }
-            Error::Overloaded(_) => Self::no_memory(),
+            Error::Overloaded(overloaded) => Self::overloaded(overloaded),
             Error::Store(error) => Self::from_store(&error),
         }
     }

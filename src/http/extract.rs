@@ -292,7 +292,7 @@ async fn parse_json<T: DeserializeOwned + Send + 'static>(
         let values = blocking::spawn_cpu_if_large(bytes, count).await?;
         let more = (values * MEMORY_OF_VALUE).saturating_sub(bytes * COPIES_OF_BODY);
         if more > 0 {
-            capacity::claim(more).await.map_err(|_| Problem::no_memory())?;
+            capacity::claim(more).await.map_err(Problem::overloaded)?;
         }
     }
     blocking::spawn_cpu_if_large(bytes, move || json::parse(&body, max_depth)).await

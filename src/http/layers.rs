@@ -12,7 +12,7 @@ use super::middleware::metrics::HttpMetrics;
 use super::middleware::request_id::AccessLog;
 use super::middleware::security_headers::set_security_headers;
 use super::openapi::responses::RouteKind;
-use crate::capacity::{self, ClientId};
+use crate::capacity::{self, Held, Work};
 use crate::config::Limits;
 use crate::domain::api_key::Scope;
 use axum::body::Body;
@@ -25,7 +25,6 @@ use futures_util::FutureExt as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
@@ -59,19 +58,27 @@ pub(super) async fn guard(State(guard): State<Arc<Guard>>, request: Request, nex
     }
 }
 
-/// Serves the files of pages to everyone. As on all other paths, a client without a key does not learn which ones exist.
+/// Serves the files of pages to everyone, within the share of requests without a key.
 pub(super) async fn guard_page(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
-    let (head, body) = request.into_parts();
-    let mut credentials = Request::from_parts(head.clone(), Body::empty());
-    let response = next.run(Request::from_parts(head, body)).await;
-    if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
-        let authenticated = guard.auth.authenticate(&mut credentials, Access::Key(Scope::Read)).await;
-        return authenticated.map_or_else(Problem::into_response, |()| response);
-    }
-    response
+    guard.serve_page(request, next).await.unwrap_or_else(Problem::into_response)
 }
 
 impl Guard {
+    /// Serves a file. As on all other paths, a client without a key does not learn which ones exist.
+    async fn serve_page(&self, request: Request, next: Next) -> Result<Response, Problem> {
+        let (head, body) = request.into_parts();
+        let mut credentials = Request::from_parts(head.clone(), Body::empty());
+        let work = self.admission.work(&credentials);
+        let in_flight = self.admission.enter(&work)?;
+        // The files are large, and are written as fast as their clients read them.
+        let export = self.admission.start_export(&work).await?;
+        let response = next.run(Request::from_parts(head, body)).await;
+        if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
+            self.auth.authenticate(&mut credentials, Access::Key(Scope::Read)).await?;
+        }
+        Ok(body_limits::hold_until_written((in_flight, export), response).await)
+    }
+
     async fn serve(&self, mut request: Request, next: Next) -> Result<Response, Problem> {
         check_framing(&request).map_err(Problem::closing)?;
         let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
@@ -81,68 +88,51 @@ impl Guard {
             self.auth.authenticate(&mut request, access).await?;
             return Ok(next.run(request).await);
         }
-        let (in_flight, client) = match self.admit(&mut request, access, kind).await {
+        let (in_flight, work) = match self.admit(&mut request, access).await {
             Ok(admitted) => admitted,
             Err(problem) => return Err(body_limits::discard_body(request, problem).boxed().await),
         };
         let response = if kind == RouteKind::Buffered {
-            let response = timeout(self.request_timeout, self.serve_buffered(client, request, next)).await;
+            let response = timeout(self.request_timeout, self.serve_buffered(work, request, next)).await;
             response.map_err(|_| Problem::timeout(self.request_timeout))??
         } else {
-            self.serve_streaming(client, request, next).boxed().await?
+            self.serve_streaming(work, request, next).boxed().await?
         };
         Ok(body_limits::hold_until_sent(in_flight, response))
     }
 
     /// Decides about a request before its body is read.
-    async fn admit(
-        &self,
-        request: &mut Request,
-        access: Access,
-        kind: RouteKind,
-    ) -> Result<(OwnedSemaphorePermit, ClientId), Problem> {
-        let in_flight = self.admission.enter()?;
+    async fn admit(&self, request: &mut Request, access: Access) -> Result<(Held, Work), Problem> {
         self.auth.authenticate(request, access).await?;
         self.admission.check_rate(request)?;
-        let client = self.admission.client(request);
-        if kind == RouteKind::Buffered {
-            self.admission.check_wait(client)?;
-        }
-        Ok((in_flight, client))
+        let work = self.admission.work(request);
+        Ok((self.admission.enter(&work)?, work))
     }
 
     /// Reads the body before the request competes for a permit, so that slow clients hold no permits. After
     /// `request_timeout`, the request is dropped: its open transactions roll back. Work that must not be interrupted runs
     /// in tasks of the service and continues.
-    async fn serve_buffered(
-        &self,
-        client: ClientId,
-        request: Request,
-        next: Next,
-    ) -> Result<Response, Problem> {
-        let (mut request, _reservation, bytes) =
-            body_limits::buffer(&self.admission, client, request).await?;
-        let permit = self.admission.permit(client, bytes).await?;
-        request.extensions_mut().insert(permit.clone());
-        let response = capacity::scope(permit.clone(), next.run(request)).await;
-        Ok(body_limits::finish(&permit, response).await)
+    async fn serve_buffered(&self, work: Work, request: Request, next: Next) -> Result<Response, Problem> {
+        let (request, _reservation, bytes) = body_limits::buffer(&self.admission, &work, request).await?;
+        self.admission.start(&work, bytes).await?;
+        let response = capacity::scope(work.clone(), next.run(request)).await;
+        Ok(body_limits::finish(&work, response).await)
     }
 
     /// Serves an export or an import. It needs no permit to run, because it waits for its client most of the time.
     async fn serve_streaming(
         &self,
-        client: ClientId,
+        work: Work,
         mut request: Request,
         next: Next,
     ) -> Result<Response, Problem> {
-        let memory = match *request.method() {
-            Method::GET => Some(self.admission.export_memory(client).await?),
+        let export = match *request.method() {
+            Method::GET => Some(self.admission.start_export(&work).await?),
             _ => None,
         };
-        request.extensions_mut().insert((Arc::clone(&self.admission), client));
-        let permit = self.admission.work_permit(client, None);
-        let response = capacity::scope(permit, next.run(request)).await;
-        Ok(body_limits::hold_until_sent(memory, response))
+        request.extensions_mut().insert(Arc::clone(&self.admission));
+        let response = capacity::scope(work, next.run(request)).await;
+        Ok(body_limits::hold_until_sent(export, response))
     }
 }
 

@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use bytes::Bytes;
 use serde_json::json;
 use utoipa::OpenApi;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -90,11 +91,17 @@ pub fn json() -> Result<String, serde_json::Error> {
     Ok(document().to_pretty_json()? + "\n")
 }
 
+const PATH: &str = "/openapi.json";
+
 /// Returns the routes `/`, `/openapi.json` and `/docs`. The page is part of the binary, so that it works without internet.
 pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    let config = Config::default().validator_url("none").try_it_out_enabled(true);
-    let page = SwaggerUi::new("/docs").url("/openapi.json", document()).config(config);
-    Router::from(page).layer(middleware::from_fn(adapt_page_response)).route("/", get(index))
+    let config = Config::from(PATH).validator_url("none").try_it_out_enabled(true);
+    let page = SwaggerUi::new("/docs").config(config);
+    let page = Router::from(page).layer(middleware::from_fn(adapt_page_response));
+    // Encoded once, because a client can ask for it thousands of times per second.
+    let encoded = document().to_json().unwrap_or_else(|_| unreachable!("the document is JSON"));
+    let encoded = Bytes::from(encoded + "\n");
+    page.route(PATH, get(async || response_body::json_response(encoded))).route("/", get(index))
 }
 
 /// Returns the 404 for all paths below `/.well-known`. MCP clients look there for an authorization server before they send their key.

@@ -43,13 +43,13 @@ struct Pool {
 
 impl ModelPools {
     /// Creates the pools from validated settings: each pool has models, and all of them exist. `memory` is the limit of all
-    /// running calls together, in bytes.
+    /// running calls together.
     #[must_use]
     pub fn new(
         models: Vec<ModelSpec>,
         pools: &BTreeMap<String, config::Pool>,
         prompts: Prompts,
-        memory: usize,
+        memory: CallMemoryLimit,
     ) -> Self {
         let models: HashMap<String, Arc<Model>> =
             models.into_iter().map(|spec| (spec.name.clone(), Arc::new(Model::new(spec)))).collect();
@@ -58,7 +58,7 @@ impl ModelPools {
             let (strategy, deadline) = (pool.strategy, pool.deadline);
             (name.clone(), Pool { models: members, strategy, deadline, requests: AtomicUsize::new(0) })
         });
-        Self { pools: pools.collect(), prompts, memory: CallMemoryLimit::new(memory) }
+        Self { pools: pools.collect(), prompts, memory }
     }
 }
 

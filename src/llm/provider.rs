@@ -7,10 +7,12 @@
 use super::prompt::Prompts;
 use super::usage::CallTokens;
 use super::{CallMemory, ModelError, Rejection, Task, Usage, extractive};
+use crate::capacity::{self, Held};
 use crate::config;
 use async_trait::async_trait;
 use std::fmt;
 use std::time::Duration;
+use tokio::task::spawn_blocking;
 
 /// One request to a model.
 #[derive(Clone, Copy, Debug)]
@@ -87,14 +89,22 @@ impl Provider for Extractive {
     async fn complete(&self, request: &Request<'_>) -> Result<Completion, ModelError> {
         // A summary takes milliseconds of CPU time, which would block a worker thread of the runtime. The copy of the
         // input for the blocking thread is cheap. `block_in_place` would avoid the copy, but no timeout could end it.
+        let mut thread = capacity::current().thread().await;
+        let permits = thread.as_mut().map(Held::detach);
         let summary = match request.task {
             Task::Consolidate { lines, sentences } => {
                 let entries: Vec<_> = lines.iter().map(|line| line.entry.clone()).collect();
-                tokio::task::spawn_blocking(move || extractive::consolidate(&entries, sentences))
+                spawn_blocking(move || {
+                    let _permits = permits;
+                    extractive::consolidate(&entries, sentences)
+                })
             }
             Task::MetaConsolidate { summary, max_words, .. } => {
                 let summary = summary.to_owned();
-                tokio::task::spawn_blocking(move || extractive::compress(&summary, max_words))
+                spawn_blocking(move || {
+                    let _permits = permits;
+                    extractive::compress(&summary, max_words)
+                })
             }
             Task::Rerank { .. } => return Err(ModelError::Rejected(Rejection::NotAnOrder)),
         };

@@ -295,6 +295,8 @@ impl MemoryService {
         let run = self.spawn_run(tenant, session, scope, LeaseCondition::Force, None, &pools);
         match run.await {
             Ok(ConsolidationReport { outcome: Outcome::Failed, reason, .. }) => {
+                // Without the database, the models are not the cause.
+                self.session(tenant, session).await?;
                 Err(Error::ConsolidationFailed(reason.unwrap_or_default()))
             }
             Ok(ConsolidationReport { outcome: Outcome::InProgress, .. }) => {
@@ -327,7 +329,7 @@ impl MemoryService {
             metrics.record_consolidation(scope.cause, &report, started_at.elapsed());
             report
         };
-        self.tasks.spawn(capacity::scope(capacity::inherited(), run.instrument(span)))
+        self.tasks.spawn(capacity::scope(capacity::internal(), run.instrument(span)))
     }
 
     /// Returns the list for which a run plans.

@@ -3,7 +3,7 @@
 use super::consolidation::{ConsolidationReport, Lack, Outcome, RunScope, SnapshotPlan};
 use super::{Error, MemoryService, PoolNames, decode_message, invalid_message};
 use crate::blocking;
-use crate::capacity::WorkPermit;
+use crate::capacity;
 use crate::domain::api_key::redact_keys;
 use crate::domain::budget::{self, Fit, MessageCost};
 use crate::domain::consolidation::{Due, Mode};
@@ -65,8 +65,6 @@ pub struct ContextOptions {
     pub list: ListOptions,
     /// Marks the stable part for the provider's prompt cache.
     pub cache_control: bool,
-    /// Released while the request waits for its consolidation.
-    pub permit: WorkPermit,
     /// The context is only looked at: it has no effect on the session, on metrics and on the log.
     pub is_preview: bool,
 }
@@ -304,7 +302,7 @@ impl ContextBuilder<'_> {
     async fn wait_for(&self, run: Run, snapshot: ContextSnapshot) -> Result<State, Error> {
         // The memory of the request is released while it waits, so a large snapshot is not kept.
         let kept = (!blocking::is_large(snapshot.tail.bytes())).then_some(snapshot);
-        let finished = self.options.permit.release_while(timeout_at(self.deadline, run)).await;
+        let finished = capacity::current().release_while(timeout_at(self.deadline, run)).await?;
         let snapshot = match (self.load_snapshot().await, kept) {
             (Err(Error::Store(error)), Some(kept)) => {
                 tracing::warn!(%error, "failed to read a session after its consolidation");
@@ -354,7 +352,7 @@ impl ContextBuilder<'_> {
                 ConsolidationCheck::Report(report) => return Ok((snapshot, report)),
                 ConsolidationCheck::Due(due) => return self.wait_for(self.start(due), snapshot).await,
             }
-            self.options.permit.release_while(tokio::time::sleep(POLL_INTERVAL)).await;
+            capacity::current().release_while(tokio::time::sleep(POLL_INTERVAL)).await?;
             snapshot = self.load_snapshot().await?;
         }
     }

@@ -97,7 +97,7 @@ impl MemoryService {
                 drop(this.spawn_run(&tenant, &session, scope, condition, None, &pools));
             }
         };
-        tokio::spawn(capacity::scope(capacity::inherited(), consolidate.in_current_span()));
+        tokio::spawn(capacity::scope(capacity::internal(), consolidate.in_current_span()));
     }
 }
 

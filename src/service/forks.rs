@@ -1,14 +1,10 @@
 //! Forks a session, and rewinds it to an earlier message.
 
-use super::{Error, MemoryService, complete_write, to_i64};
+use super::{Error, MemoryService, complete_internally, to_i64};
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::session::Session;
 use crate::storage::{AppendRequest, ForkAppendOutcome, ForkOutcome, RewindOutcome};
 use uuid::Uuid;
-
-/// Copies of more messages wait for each other, so that they take neither all connections of Postgres nor most of the time of the
-/// writer of SQLite.
-const LARGE_COPY_MESSAGES: i64 = 1000;
 
 /// The names of a message in the requests, for errors.
 const FORK_FIELD: &str = "through_seq";
@@ -46,7 +42,7 @@ impl MemoryService {
         let (this, tenant, source) = (self.clone(), tenant.clone(), source.clone());
         let fork = async move {
             let copy = Box::pin(this.store.fork_session(&tenant, &source, &target, through_seq));
-            let outcome = this.run_copy(through_seq, copy).await;
+            let outcome = copy.await;
             this.index_wakeup.notify_one();
             match outcome? {
                 ForkOutcome::Forked(session) => Ok(*session),
@@ -57,7 +53,7 @@ impl MemoryService {
                 ForkOutcome::Exists => Err(Error::SessionExists),
             }
         };
-        complete_write(fork).await
+        complete_internally(fork).await
     }
 
     /// Forks a session through `through_seq`, and appends an exchange to the fork, which is the session of the request.
@@ -74,11 +70,11 @@ impl MemoryService {
         let (this, source) = (self.clone(), source.clone());
         let fork = async move {
             let copy = Box::pin(this.store.fork_and_append(&source, through_seq, &append));
-            let outcome = this.run_copy(through_seq, copy).await;
+            let outcome = copy.await;
             this.index_wakeup.notify_one();
             Ok(outcome?)
         };
-        complete_write(fork).await
+        complete_internally(fork).await
     }
 
     /// Removes the messages after `after_seq` from a session. The whole session as of before is kept as a branch: a session
@@ -92,14 +88,13 @@ impl MemoryService {
         if !self.config.allow_rewind {
             return Err(Error::RewindForbidden);
         }
-        let head = self.store.session_head(tenant, session).await?.ok_or(Error::SessionNotFound)?;
         let branch = SessionId::from(Uuid::new_v4());
         let (this, tenant, id) = (self.clone(), tenant.clone(), session.clone());
         let rewind = async move {
             let max_messages = this.config.max_fork_messages;
             let copy =
                 Box::pin(this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)));
-            let outcome = this.run_copy(head.last_seq, copy).await;
+            let outcome = copy.await;
             // The index worker leaves the session out meanwhile.
             this.index_wakeup.notify_one();
             match outcome? {
@@ -117,16 +112,6 @@ impl MemoryService {
                 }
             }
         };
-        complete_write(rewind).await
-    }
-
-    /// Runs a copy of this size. Large copies wait for each other first.
-    async fn run_copy<T>(&self, messages: i64, copy: impl Future<Output = T>) -> T {
-        let in_turn = async {
-            let _permit =
-                if messages > LARGE_COPY_MESSAGES { self.large_copies.acquire().await.ok() } else { None };
-            copy.await
-        };
-        self.without_permit(in_turn).await
+        complete_internally(rewind).await
     }
 }

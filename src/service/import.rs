@@ -169,7 +169,7 @@ impl MemoryService {
     ) -> Result<ImportResult, Error> {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         // The upload is complete: waiting for memory is better than another upload.
-        let permit = capacity::inherited();
+        let work = capacity::internal();
         let write = async move {
             capacity::claim(WRITE_MEMORY).await?;
             let users = (user.as_ref(), default_user.as_ref());
@@ -183,7 +183,7 @@ impl MemoryService {
             }
             result
         };
-        capacity::scope(permit, complete_write(write)).await
+        capacity::scope(work, complete_write(write)).await
     }
 
     /// Removes what processes have left in the database that died during an import. Returns when no import is left whose

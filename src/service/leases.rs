@@ -1,5 +1,6 @@
 //! Keeping leases: of the session of a consolidation, and of background workers.
 
+use crate::capacity::{self, Work};
 use crate::domain::error_chain::ErrorChain;
 use crate::storage::StoreError;
 use std::time::Duration;
@@ -15,7 +16,8 @@ where
 {
     loop {
         tokio::time::sleep(RENEWAL).await;
-        match renew().await {
+        // Beside the work of the holder, and before all shares: no load may end the lease.
+        match capacity::scope(Work::default(), renew()).await {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {

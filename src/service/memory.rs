@@ -1,6 +1,6 @@
 //! Memory documents, and the erasure of users.
 
-use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY, complete_write};
+use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY, complete_internally};
 use crate::capacity;
 use crate::domain::id::{TenantId, UserId};
 use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
@@ -48,10 +48,10 @@ impl MemoryService {
     pub async fn erase_user(&self, tenant: &TenantId, user: &UserId) -> Result<(), Error> {
         let (this, tenant, user) = (self.clone(), tenant.clone(), user.clone());
         let erase = async move {
-            let erased = this.without_permit(this.store.erase_user(&tenant, &user)).await;
+            let erased = this.store.erase_user(&tenant, &user).await;
             this.context_cache.forget_user(&tenant, &user);
             if erased? { Ok(()) } else { Err(Error::UserNotFound) }
         };
-        complete_write(erase).await
+        complete_internally(erase).await
     }
 }

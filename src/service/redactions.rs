@@ -1,6 +1,6 @@
 //! Redacts a message, and lists the redactions of a session.
 
-use super::{Error, MemoryService, Page, complete_write};
+use super::{Error, MemoryService, Page, complete_internally};
 use crate::domain::api_key::KeyId;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::redaction::Redaction;
@@ -19,7 +19,7 @@ impl MemoryService {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let redact = async move {
             let redaction = this.store.redact_message(&tenant, &session, seq, key.as_ref());
-            match this.without_permit(redaction).await? {
+            match redaction.await? {
                 RedactionOutcome::Redacted(affected) => {
                     for session in &affected {
                         this.context_cache.forget_session(&tenant, session);
@@ -38,7 +38,7 @@ impl MemoryService {
             let record = this.store.redactions(&tenant, &session, seq - 1, 1).await?.pop();
             record.filter(|record| record.seq == seq).ok_or(Error::SessionNotFound)
         };
-        complete_write(redact).await
+        complete_internally(redact).await
     }
 
     /// Lists the records of at most `limit` redacted messages after `after_seq`, in order.

@@ -4,7 +4,7 @@
 
 use super::{Error, MemoryService, StoredMessage, decode_message, to_i64};
 use crate::blocking;
-use crate::capacity::{self, Overloaded, Thread};
+use crate::capacity;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
@@ -110,7 +110,8 @@ impl MemoryService {
     pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<SearchResults, Error> {
         let own = self.config.search.ok_or(Error::SearchDisabled)?;
         let mut query = Query::parse(own, &request.text)?;
-        let thread = thread_with_memory().await?;
+        capacity::claim(SEARCH_MEMORY).await?;
+        let thread = capacity::current().thread().await;
         let mut filter = request.filter;
         let mut index = self.store.index_snapshot(tenant).await?;
         let MissingMessages { newest, others } =
@@ -190,7 +191,7 @@ impl MemoryService {
         drop(thread);
         let mut ranking = SearchRanking::lexical(None);
         if is_reranked {
-            ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await;
+            ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await?;
             hits = self.confirm(tenant, filter.user.as_ref(), hits, limit, request.with_messages).await?;
         }
         if request.neighbours > 0 && !hits.is_empty() {
@@ -258,20 +259,6 @@ impl MemoryService {
         }
         Ok(())
     }
-}
-
-/// Waits for a thread and the memory of a search. A search has both until it has read the index: if it waited for a thread while it has a
-/// connection, searches that wait for a connection could have all threads. Searches that wait for a thread have no memory, unless there
-/// is too little of it: then a thread that waits for memory could block requests that have some.
-async fn thread_with_memory() -> Result<Option<Thread>, Overloaded> {
-    let permit = capacity::current();
-    let thread = permit.thread(SEARCH_MEMORY as u64).await;
-    if permit.try_claim(SEARCH_MEMORY) {
-        return Ok(thread);
-    }
-    drop(thread);
-    permit.claim(SEARCH_MEMORY).await?;
-    Ok(permit.thread(SEARCH_MEMORY as u64).await)
 }
 
 fn fingerprint(json: &str) -> u64 {

@@ -1,6 +1,6 @@
 //! Sessions, their history and their revisions.
 
-use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY, complete_write};
+use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY, complete_internally};
 use crate::blocking;
 use crate::capacity;
 use crate::domain::consolidation_record::ConsolidationRecord;
@@ -77,12 +77,12 @@ impl MemoryService {
     pub async fn erase_session(&self, tenant: &TenantId, session: &SessionId) -> Result<(), Error> {
         let (this, tenant, session) = (self.clone(), tenant.clone(), session.clone());
         let erase = async move {
-            let erased = this.without_permit(this.store.erase_session(&tenant, &session)).await;
+            let erased = this.store.erase_session(&tenant, &session).await;
             this.context_cache.forget_session(&tenant, &session);
             this.context_cache.forget_branches(&tenant, &session);
             if erased? { Ok(()) } else { Err(Error::SessionNotFound) }
         };
-        complete_write(erase).await
+        complete_internally(erase).await
     }
 
     /// Returns a page of the history.

@@ -5,6 +5,7 @@
 //! themselves. A second task for the same kind made both slower, because each got half of a batch.
 
 use super::StoreError;
+use crate::capacity;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use std::fmt;
@@ -16,7 +17,8 @@ use tokio::sync::{mpsc, oneshot};
 /// A request with the channel for its result.
 struct Queued<Q, A> {
     request: Q,
-    result: oneshot::Sender<Result<A, StoreError>>,
+    /// Gets the result, or the request back, which must run alone then.
+    result: oneshot::Sender<Result<Result<A, StoreError>, Q>>,
 }
 
 /// A queue whose requests run in batches.
@@ -54,7 +56,6 @@ where
     {
         let (queue, mut requests) = mpsc::unbounded_channel();
         let run_alone: RunAlone<Q, A> = Arc::new(move |request| Box::pin(run_alone(request)));
-        let of_batches = Arc::clone(&run_alone);
         tokio::spawn(async move {
             let mut queued: Vec<Queued<Q, A>> = Vec::with_capacity(max);
             while let Some(first) = requests.recv().await {
@@ -75,12 +76,7 @@ where
                 let Ok(results) = AssertUnwindSafe(run(batch)).catch_unwind().await else { continue };
                 for ((request, result), channel) in results.into_iter().zip(channels) {
                     // A client that has disconnected needs no result.
-                    if let Some(result) = result {
-                        let _ = channel.send(result);
-                    } else {
-                        let result = of_batches(request);
-                        tokio::spawn(async move { channel.send(result.await) });
-                    }
+                    let _ = channel.send(result.ok_or(request));
                 }
             }
         });
@@ -92,12 +88,16 @@ where
         let (result, receiver) = oneshot::channel();
         // Both fail only if the batch has panicked or the runtime shuts down.
         let _ = self.queue.send(Queued { request, result });
-        receiver.await.unwrap_or(Err(StoreError::BatchFailed))
+        match receiver.await {
+            Ok(Ok(result)) => result,
+            Ok(Err(request)) => self.run_alone(request).await,
+            Err(_) => Err(StoreError::BatchFailed),
+        }
     }
 
     /// Runs a request by itself, even if the caller stops waiting.
     pub(super) async fn run_alone(&self, request: Q) -> Result<A, StoreError> {
-        let result = tokio::spawn((self.run_alone)(request)).await;
+        let result = tokio::spawn(capacity::scope(capacity::current(), (self.run_alone)(request))).await;
         result.unwrap_or(Err(StoreError::BatchFailed))
     }
 }

@@ -10,10 +10,10 @@ use super::rows;
 use super::statement::{AnyRow, DbRow as _, Sql, Statement, Transaction};
 use super::values::user_from_column;
 use super::{Store, StoreError};
+use crate::capacity::Turn;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::session::ForkKind;
 use std::ops::RangeInclusive;
-use tokio::sync::MutexGuard;
 use uuid::Uuid;
 
 /// A copy that may begin.
@@ -24,7 +24,7 @@ pub(super) struct CopyPlan<'a> {
     /// On SQLite.
     parts: Parts,
     reservation: Reservation<'a>,
-    _turn: Option<MutexGuard<'a, ()>>,
+    _turn: Option<Turn<'a>>,
 }
 
 /// The messages and the revisions of a session in parts of about a megabyte, and its incarnation when they were read. A copy of
@@ -189,7 +189,8 @@ impl Store {
         session: &SessionId,
         through_seq: i64,
     ) -> Result<Parts, StoreError> {
-        const MAX_PART_BYTES: i64 = 1024 * 1024;
+        /// Others write between two parts: the rows of one take some ten milliseconds.
+        const MAX_PART_BYTES: i64 = 256 * 1024;
         macro_rules! select_parts {
             ($number:literal, $bytes:literal, $rows:literal, $condition:literal) => {
                 concat!(
@@ -227,12 +228,12 @@ impl Store {
 
     /// Waits until no session is copied in parts, and removes the rows of copies that a failure or a killed process has left. No
     /// copy begins until the turn is dropped.
-    pub(super) async fn copy_turn(&self) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
+    pub(super) async fn copy_turn(&self) -> Result<Option<Turn<'_>>, StoreError> {
         const SELECT_COPIES: &str = "\
             SELECT tenant_id, session_id, import_token FROM sessions
             WHERE import_until IS NOT NULL AND import_bound = $1";
         let Self::Sqlite(database) = self else { return Ok(None) };
-        let turn = database.copy_turns.lock().await;
+        let turn = database.copy_turns.wait().await;
         for row in self.global_statement(SELECT_COPIES).bind(ReservedFor::Copy as i64).read_all().await? {
             let (tenant, session) = (rows::tenant_id(&row)?, rows::session_id(&row)?);
             let token = row.field("import_token")?;

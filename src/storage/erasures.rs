@@ -272,7 +272,7 @@ impl Store {
         let Self::Sqlite(database) = self else { return Ok(()) };
         let mut sessions = sessions;
         while !sessions.is_empty() {
-            let _turn = database.removal_turns.lock().await;
+            let _turn = database.removal_turns.wait().await;
             let mut transaction = self.begin(tenant).await?;
             let begun = Instant::now();
             while let Some((session, others)) = sessions.split_first()

@@ -249,7 +249,7 @@ impl Store {
         })
     }
 
-    /// Begins a transaction that reads one state of the search index of a tenant, on SQLite on a thread of low priority.
+    /// Begins a transaction that reads one state of the search index of a tenant for a search.
     pub(super) async fn begin_search(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
         Ok(match self {
             Self::Postgres(database) => database.begin_index(tenant, true).await?,
@@ -276,7 +276,7 @@ impl Store {
     /// Begins a transaction of no tenant.
     pub(super) async fn begin_global(&self) -> Result<Transaction, StoreError> {
         Ok(match self {
-            Self::Postgres(database) => Transaction::Postgres(database.pool.begin_with("BEGIN").await?),
+            Self::Postgres(database) => database.begin_global().await?,
             Self::Sqlite(database) => database.begin_transaction().await?,
         })
     }

@@ -155,7 +155,7 @@ impl Store {
         tenant: &TenantId,
     ) -> Result<Transaction, StoreError> {
         match transaction {
-            Transaction::Postgres(_) => Ok(transaction),
+            Transaction::Postgres(..) => Ok(transaction),
             Transaction::Sqlite(..) => {
                 transaction.commit().await?;
                 self.begin(tenant).await
@@ -245,7 +245,7 @@ async fn reserved_until(
 ) -> Result<Option<i64>, StoreError> {
     const SELECT_RESERVED_UNTIL: &str = "SELECT import_until FROM sessions
         WHERE tenant_id = $1 AND session_id = $2 AND import_until IS NOT NULL";
-    if matches!(transaction, Transaction::Postgres(_)) {
+    if matches!(transaction, Transaction::Postgres(..)) {
         return Ok(None);
     }
     let statement = transaction.statement(SELECT_RESERVED_UNTIL).bind(tenant.as_str());
@@ -289,7 +289,7 @@ impl<'i> Reservation<'i> {
     pub(super) async fn renew(&self, transaction: &mut Transaction) -> Result<bool, StoreError> {
         const RENEW_RESERVATION: &str = "UPDATE sessions SET import_until = $5 + $4
             WHERE tenant_id = $1 AND session_id = $2 AND import_token = $3";
-        if matches!(transaction, Transaction::Postgres(_)) {
+        if matches!(transaction, Transaction::Postgres(..)) {
             return Ok(true);
         }
         let statement = transaction.statement(RENEW_RESERVATION).bind(self.tenant.as_str());

@@ -6,6 +6,7 @@
 //! until TCP gives up after about 15 minutes.
 
 use super::StoreError;
+use crate::capacity::{Held, Level, Resource};
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
@@ -19,9 +20,7 @@ use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
-use tokio_util::task::AbortOnDropHandle;
 
 /// No server restarts within this time. With ten connections it causes at most a hundred pings per second.
 const MAX_IDLE_WITHOUT_PING: Duration = Duration::from_millis(100);
@@ -51,10 +50,10 @@ const MIN_CONNECTIONS_TO_KEEP: u32 = 6;
 #[derive(Clone, Debug)]
 pub(super) struct Connections {
     pool: PgPool,
+    /// Permits for connections, divided between keys. Batches need none, because each batcher uses one connection.
+    shares: Arc<Resource>,
     /// The connection of a batcher between its batches.
     kept: Option<Arc<Mutex<Kept>>>,
-    /// The runtime that receives the answers of all connections.
-    runtime: Handle,
     statement_timeout: Duration,
     last_failure: LastEvent,
     last_large_statement: LastEvent,
@@ -92,6 +91,7 @@ struct Kept {
 struct Acquired {
     connection: PoolConnection<Postgres>,
     since: Instant,
+    held: Held,
 }
 
 impl Deref for Connections {
@@ -103,12 +103,14 @@ impl Deref for Connections {
 }
 
 impl Connections {
-    /// Creates the pool without connecting. Its connections belong to the runtime of this call.
+    /// Creates the pool without connecting.
     pub(super) fn new(
         options: PgPoolOptions,
         connect: PgConnectOptions,
         statement_timeout: Duration,
+        key_share: f64,
     ) -> Self {
+        let shares = Arc::new(shares(options.get_max_connections(), key_share));
         let last_failure = LastEvent::default();
         let failure = last_failure.clone();
         let options = options.test_before_acquire(false).before_acquire(move |connection, meta| {
@@ -132,8 +134,7 @@ impl Connections {
             Box::pin(ready(Ok(true)))
         });
         let pool = options.connect_lazy_with(connect);
-        let runtime = Handle::current();
-        Self { pool, kept: None, runtime, statement_timeout, last_failure, last_large_statement }
+        Self { pool, shares, kept: None, statement_timeout, last_failure, last_large_statement }
     }
 
     /// Records that the buffers of a connection have grown.
@@ -161,9 +162,9 @@ impl Connections {
         operation: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let limit = self.statement_timeout;
-        let Acquired { connection, since } = match self.take_kept() {
+        let Acquired { connection, since, held } = match self.take_kept() {
             Some(kept) => kept,
-            None => Acquired { connection: self.acquire().await?, since: Instant::now() },
+            None => self.acquire().await?,
         };
         let mut guard = CloseIfCancelled { connection: None };
         let connection = guard.connection.insert(connection);
@@ -172,7 +173,7 @@ impl Connections {
         });
         if let Some(mut connection) = guard.connection.take() {
             match &result {
-                Ok(_) => self.keep(Acquired { connection, since }),
+                Ok(_) => self.keep(Acquired { connection, since, held }),
                 Err(error) if is_connection_broken(error) => {
                     self.last_failure.record();
                     connection.close_on_drop();
@@ -183,18 +184,16 @@ impl Connections {
         result
     }
 
+    /// Waits for the permit for a connection.
+    async fn permit(&self) -> Result<Held, Error> {
+        let wait = self.pool.options().get_acquire_timeout();
+        self.shares.acquire(1, Some(wait)).await.map_err(|_| Error::PoolTimedOut)
+    }
+
     /// Takes a connection from the pool, or opens one.
-    ///
-    /// The runtime on which a connection is opened receives its answers from then on. A search runs on the threads of low priority: if
-    /// it opened a connection there, the batches that use this connection later would wait for these threads.
-    async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
-        let is_full = self.pool.size() >= self.pool.options().get_max_connections();
-        if is_full || self.pool.num_idle() > 0 {
-            return self.pool.acquire().await;
-        }
-        let pool = self.pool.clone();
-        let opened = AbortOnDropHandle::new(self.runtime.spawn(async move { pool.acquire().await }));
-        opened.await.map_err(|_| Error::WorkerCrashed)?
+    async fn acquire(&self) -> Result<Acquired, Error> {
+        let held = self.permit().await?;
+        Ok(Acquired { connection: self.pool.acquire().await?, since: Instant::now(), held })
     }
 
     /// Takes the kept connection, except if it would have to be pinged.
@@ -210,7 +209,9 @@ impl Connections {
 
     /// Keeps a connection of a batcher, and returns any other one to the pool.
     fn keep(&self, acquired: Acquired) {
-        let Some(kept) = self.kept.as_ref().filter(|_| !self.pool.is_closed()) else { return };
+        // A request that runs without the batch returns the connection with its permit.
+        let is_kept = acquired.held.permits() == 0 && !self.pool.is_closed();
+        let Some(kept) = self.kept.as_ref().filter(|_| is_kept) else { return };
         let mut slot = kept.lock().unwrap_or_else(PoisonError::into_inner);
         slot.used_at = Instant::now();
         slot.connection = Some(acquired);
@@ -226,11 +227,24 @@ impl Connections {
     pub(super) async fn begin_with(
         &self,
         sql: impl SqlSafeStr,
-    ) -> Result<Transaction<'static, Postgres>, Error> {
+    ) -> Result<(Transaction<'static, Postgres>, Held), Error> {
+        let mut held = self.permit().await?;
+        let permits = held.detach();
         let (pool, sql) = (self.pool.clone(), sql.into_sql_str());
-        let begun = self.runtime.spawn(async move { pool.begin_with(sql).await });
-        begun.await.map_err(|_| Error::WorkerCrashed)?
+        let begun = tokio::spawn(async move { (pool.begin_with(sql).await, permits) });
+        let (transaction, permits) = begun.await.map_err(|_| Error::WorkerCrashed)?;
+        held.attach(permits);
+        Ok((transaction?, held))
     }
+}
+
+/// Returns the permits for the connections of a pool: some are for the work of precis itself, and two for batchers if they keep connections.
+fn shares(connections: u32, key_share: f64) -> Resource {
+    let internal = (connections / 5).max(1);
+    let kept = if connections >= MIN_CONNECTIONS_TO_KEEP { 2 } else { 0 };
+    let [requests, internal] = [connections.saturating_sub(internal + kept), internal];
+    let count = |permits: u32| usize::try_from(permits).unwrap_or(usize::MAX);
+    Resource::new(Level::Connection, count(requests), key_share).with_internal(count(internal), key_share)
 }
 
 /// Returns a kept connection to the pool when its batcher has not used it for a while.

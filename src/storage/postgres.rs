@@ -39,6 +39,7 @@ pub struct Postgres {
     pub(super) pool: Connections,
     search: Option<Analyzer>,
     pub(super) hints: Arc<IndexHints>,
+    pub(super) locked: exchanges::LockedSessions,
     pub(super) appends: AppendBatcher,
     pub(super) heads: HeadBatcher,
 }
@@ -72,11 +73,12 @@ impl Postgres {
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout);
-        let pool = Connections::new(pool, connect, options.statement_timeout);
+        let pool = Connections::new(pool, connect, options.statement_timeout, options.key_share);
         let hints = Arc::<IndexHints>::default();
-        let appends = exchanges::batcher(&pool, &hints);
+        let locked = exchanges::LockedSessions::default();
+        let appends = exchanges::batcher(&pool, &hints, &locked);
         let heads = heads::batcher(&pool);
-        Ok(Self { pool, search: options.search, hints, appends, heads })
+        Ok(Self { pool, search: options.search, hints, locked, appends, heads })
     }
 
     /// Applies the pending migrations. Leaves the schema of a newer release as it is if this release works with it.
@@ -109,7 +111,7 @@ impl Postgres {
         const LOCK_MIGRATIONS: &str = "SELECT pg_advisory_xact_lock(8102097361971999)";
         /// Shorter than `deadlock_timeout` (1 s by default), so that a deadlock ends the migration and not a request.
         const LIMIT_LOCK_WAITS: &str = "SET LOCAL lock_timeout = '400ms'";
-        let mut transaction = self.pool.begin_with("BEGIN").await?;
+        let (mut transaction, _held) = self.pool.begin_with("BEGIN").await?;
         sqlx::query(LOCK_MIGRATIONS).execute(&mut *transaction).await?;
         sqlx::query(LIMIT_LOCK_WAITS).execute(&mut *transaction).await?;
         let expected = migrations::latest_version(migrator);

@@ -104,7 +104,8 @@ impl Store {
         }
     }
 
-    /// Removes what SQLite may keep of redacted messages outside of its rows. Postgres removes it when it vacuums.
+    /// Removes what SQLite may keep of redacted messages outside of its rows. Postgres keeps it in its files until other rows take the space,
+    /// or `VACUUM FULL` writes the tables again.
     pub async fn remove_redacted_traces(&self) {
         let Self::Sqlite(database) = self else { return };
         while let Err(error) = database.rebuild_file().await {

@@ -12,7 +12,7 @@ use super::migrations::{
 };
 use super::values::DbTime;
 use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions};
-use crate::blocking;
+use crate::capacity::{Held, Level, Resource, Turns};
 use crate::domain::search::analyzer::Analyzer;
 use checkpoints::Checkpoints;
 use disk_reserve::DiskReserve;
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use time::OffsetDateTime;
-use tokio::sync::Mutex;
+use tokio::sync::Semaphore;
 use traces::Rebuilds;
 use write_thread::WriteThread;
 
@@ -120,16 +120,21 @@ pub struct Sqlite {
     head_reader: SqlitePool,
     /// The connection that reads the heads of recently used sessions on the calling thread.
     recent_heads: Arc<HeadReader>,
-    /// The connections of searches. Their threads have a low priority, because their statements keep a core busy.
+    /// The connections of searches, as many as these have threads.
     searches: SqlitePool,
+    /// Permits for the connections that read.
+    read_shares: Resource,
+    /// Permits to use or to await the writer: one for each key, so that a key waits behind one transaction of each other key at most.
+    write_shares: Arc<Resource>,
+    acquire_timeout: Duration,
     search: Option<Analyzer>,
     disk_reserve: DiskReserve,
     checkpoints: Arc<Checkpoints>,
     rebuilds: Rebuilds,
     /// Transactions that remove many rows run one at a time, so that other writers wait for one of them.
-    pub(super) removal_turns: Mutex<()>,
+    pub(super) removal_turns: Turns,
     /// The turns of copies of sessions in parts, and of what must not run beside them.
-    pub(super) copy_turns: Mutex<()>,
+    pub(super) copy_turns: Turns,
     pub(super) hints: Arc<IndexHints>,
     pub(super) appends: AppendBatcher,
     pub(super) heads: HeadBatcher,
@@ -167,19 +172,25 @@ impl Sqlite {
         let writing = connect.clone();
         let connect = connect.read_only(true).pragma("cache_size", READER_CACHE);
         let connect_reader = connect.clone();
-        let readers =
-            pool(options.max_connections.clamp(1, max_readers())).connect_lazy_with(connect.clone());
-        // As many as searches have threads. The thread of a connection inherits the priority of the thread that opens it.
-        let connections = u32::try_from(blocking::thread_capacity().max_slots()).unwrap_or(u32::MAX);
-        let searches = pool(connections).min_connections(connections);
-        let connect = connect.pragma("cache_size", SEARCH_CACHE);
-        let searches = blocking::spawn_low_priority(searches.connect_with(connect)).await?;
+        // Their statements are short, so the work of precis waits for a moment if requests use all of them.
+        let max_readers = options.max_connections.clamp(1, max_readers());
+        let readers = pool(max_readers).connect_lazy_with(connect.clone());
+        let count = |permits: u32| usize::try_from(permits).unwrap_or(usize::MAX);
+        let read_shares = Resource::new(Level::Connection, count(max_readers), options.key_share);
+        let read_shares = read_shares.with_internal(count((max_readers / 4).max(1)), options.key_share);
+        let searches =
+            pool(self::max_readers()).connect_lazy_with(connect.pragma("cache_size", SEARCH_CACHE));
         let checkpoints = Checkpoints::start(writing);
         let hints = Arc::<IndexHints>::default();
         let write_thread =
             if is_read_only { WriteThread::default() } else { WriteThread::start(file.clone()) };
         let write_thread = Arc::new(write_thread);
-        let turns = exchanges::Writers { pool: writer.clone(), thread: Arc::clone(&write_thread) };
+        let write_shares = Arc::new(Resource::new(Level::Connection, Semaphore::MAX_PERMITS, 0.0));
+        let turns = exchanges::Writers {
+            pool: writer.clone(),
+            thread: Arc::clone(&write_thread),
+            shares: Arc::clone(&write_shares),
+        };
         let appends = exchanges::batcher(turns, &checkpoints, &hints, options.acquire_timeout);
         let head_reader = pool(1).connect_lazy_with(connect_reader);
         let recent_heads = Arc::new(HeadReader::new(file.clone()));
@@ -195,8 +206,11 @@ impl Sqlite {
             search: options.search,
             disk_reserve: DiskReserve::of(&file),
             rebuilds: Rebuilds::default(),
-            removal_turns: Mutex::new(()),
-            copy_turns: Mutex::new(()),
+            read_shares,
+            write_shares,
+            acquire_timeout: options.acquire_timeout,
+            removal_turns: Turns::new(Level::Removal),
+            copy_turns: Turns::new(Level::Copy),
             hints,
             appends,
             heads,
@@ -292,10 +306,12 @@ impl Sqlite {
     }
 
     pub(super) async fn read(&self, query: Query<'_>) -> Result<Option<SqliteRow>, sqlx::Error> {
+        let _held = self.permit(&self.read_shares).await?;
         query.fetch_optional(&self.readers).await
     }
 
     pub(super) async fn read_all(&self, query: Query<'_>) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        let _held = self.permit(&self.read_shares).await?;
         query.fetch_all(&self.readers).await
     }
 
@@ -306,16 +322,24 @@ impl Sqlite {
     /// Runs a statement that writes at most one row, and returns that row. All rows are fetched, because the statement
     /// commits after its last row: an error at that point, such as a full disk, would be lost otherwise.
     pub(super) async fn write_returning(&self, query: Query<'_>) -> Result<Option<SqliteRow>, sqlx::Error> {
+        let _held = self.permit(&self.write_shares).await?;
         Ok(query.fetch_all(&self.writer).await?.pop())
     }
 
     /// Runs a statement that writes, and returns the number of changed rows.
     pub(super) async fn execute(&self, query: Query<'_>) -> Result<u64, sqlx::Error> {
+        let _held = self.permit(&self.write_shares).await?;
         Ok(query.execute(&self.writer).await?.rows_affected())
     }
 
-    async fn begin_write(&self) -> Result<Transaction<'static, sqlx::Sqlite>, sqlx::Error> {
-        self.writer.begin_with("BEGIN IMMEDIATE").await
+    async fn begin_write(&self) -> Result<(Transaction<'static, sqlx::Sqlite>, Held), sqlx::Error> {
+        let held = self.permit(&self.write_shares).await?;
+        Ok((self.writer.begin_with("BEGIN IMMEDIATE").await?, held))
+    }
+
+    /// Waits for the permit for a connection.
+    async fn permit(&self, resource: &Resource) -> Result<Held, sqlx::Error> {
+        resource.acquire(1, Some(self.acquire_timeout)).await.map_err(|_| sqlx::Error::PoolTimedOut)
     }
 }
 
@@ -384,6 +408,7 @@ mod tests {
             acquire_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(5),
             search: None,
+            key_share: 0.5,
         };
         Sqlite::connect(&url, &options).await.expect("connected")
     }
@@ -461,8 +486,11 @@ mod tests {
             if !with_thread {
                 store.write_thread.close().await;
             }
-            let writers =
-                exchanges::Writers { pool: store.writer.clone(), thread: Arc::clone(&store.write_thread) };
+            let writers = exchanges::Writers {
+                pool: store.writer.clone(),
+                thread: Arc::clone(&store.write_thread),
+                shares: Arc::clone(&store.write_shares),
+            };
             let read = async || {
                 let row = sqlx::query(SELECT_STORED).fetch_one(&store.writer).await.expect("read");
                 (row.get::<i64, _>("changes"), row.get::<String, _>("stored"))
@@ -574,7 +602,7 @@ mod tests {
         let begun = Instant::now();
         assert!(matches!(insert_and(|| Ok(true)).await, Err(WriteError::Sqlite(_))));
         assert!(begun.elapsed() < BUSY_TIMEOUT);
-        other.rollback().await.expect("rolled back");
+        other.0.rollback().await.expect("rolled back");
         assert_eq!(count().await, 0);
         assert!(matches!(insert_and(|| Ok(true)).await, Ok(())));
         assert_eq!(count().await, 1);

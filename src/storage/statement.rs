@@ -4,6 +4,7 @@ use super::postgres::{self, Postgres};
 use super::sqlite::{self, Sqlite};
 use super::values::DbTime;
 use super::{AppendOutcome, AppendRequest, StoreError};
+use crate::capacity::Held;
 use crate::domain::id::TenantId;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
@@ -193,11 +194,11 @@ impl StoreStatement<'_> {
     }
 }
 
-/// A transaction of several statements. Dropping it rolls it back.
+/// A transaction of several statements, with the permit for its connection. Dropping it rolls it back.
 pub(super) enum Transaction {
-    Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
+    Postgres(sqlx::Transaction<'static, sqlx::Postgres>, Held),
     /// With the current time for all statements, as Postgres has it.
-    Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>, OffsetDateTime),
+    Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>, OffsetDateTime, Held),
 }
 
 impl Transaction {
@@ -207,8 +208,8 @@ impl Transaction {
     ) -> Statement<'_, &mut PgConnection, &mut SqliteConnection> {
         let sql = sql.into();
         match self {
-            Self::Postgres(on) => Statement::Postgres { on, query: sqlx::query(sql.postgres) },
-            Self::Sqlite(on, now) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: *now },
+            Self::Postgres(on, _) => Statement::Postgres { on, query: sqlx::query(sql.postgres) },
+            Self::Sqlite(on, now, _) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: *now },
         }
     }
 
@@ -218,15 +219,15 @@ impl Transaction {
         request: &AppendRequest,
     ) -> Result<AppendOutcome, StoreError> {
         match self {
-            Self::Postgres(on) => postgres::append_in_transaction(on, request).await,
-            Self::Sqlite(on, _) => sqlite::append_in_transaction(on, request).await,
+            Self::Postgres(on, _) => postgres::append_in_transaction(on, request).await,
+            Self::Sqlite(on, ..) => sqlite::append_in_transaction(on, request).await,
         }
     }
 
     pub(super) async fn commit(self) -> Result<(), StoreError> {
         match self {
-            Self::Postgres(transaction) => Ok(transaction.commit().await?),
-            Self::Sqlite(transaction, _) => Ok(transaction.commit().await?),
+            Self::Postgres(transaction, _held) => Ok(transaction.commit().await?),
+            Self::Sqlite(transaction, _, _held) => Ok(transaction.commit().await?),
         }
     }
 }

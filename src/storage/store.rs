@@ -29,7 +29,7 @@ use uuid::Uuid;
 #[derive(Debug)]
 pub enum Store {
     Postgres(Postgres),
-    Sqlite(Sqlite),
+    Sqlite(Box<Sqlite>),
 }
 
 impl Store {
@@ -184,7 +184,13 @@ impl Store {
         let bytes = request.exchange.messages.iter().map(|(message, _)| message.json().len()).sum();
         self.record_statement(bytes);
         match self {
-            Self::Postgres(database) => database.appends.append(database.hints.analyzed(request).await).await,
+            Self::Postgres(database) => {
+                let request = database.hints.analyzed(request).await;
+                if database.locked.contain(&request) {
+                    return database.appends.run_alone(request).await;
+                }
+                database.appends.append(request).await
+            }
             Self::Sqlite(database) => {
                 let request = database.hints.analyzed(request).await;
                 let (tenant, session) = (&request.tenant, &request.session);

@@ -14,6 +14,7 @@ use precis::service::keys::create_key;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::time::Duration;
 use test_case::test_case;
 
 /// A word in every text of the tenant's data.
@@ -434,4 +435,80 @@ async fn no_request_without_a_user_returns_the_document_of_a_user(backend: Backe
         assert_eq!(read["content"], format!("{MARK} of {user}"));
     }
     assert_eq!(app.get("/users/default/memory").await["version"], 0);
+}
+
+/// Returns requests of more than 64 KiB, which are parsed and counted on a thread, beside one of each operation.
+fn requests_of_all_routes(operations: &[Operation<'_>]) -> Vec<(Method, Request)> {
+    let large = format!("{MARK} {}", "is a word. ".repeat(8000));
+    let json = |path: &str, body: Value| {
+        let body = Some(("application/json".to_owned(), body.to_string()));
+        (Method::POST, Request { path: path.to_owned(), header: None, body })
+    };
+    let session = format!("/sessions/{}", THEIRS.session);
+    let list = json!([{"role": "user", "content": large}, {"role": "assistant", "content": "yes"}]);
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "search_history", "arguments": {"query": MARK}}});
+    let mut requests = vec![
+        json(&format!("{session}/exchanges"), json!({"messages": list})),
+        json("/sessions/listed/sync", json!({"messages": list, "on_divergence": "fork"})),
+        json(&format!("{session}/context"), json!({"user_message": large})),
+        json("/mcp", call),
+    ];
+    for operation in operations {
+        let first = operation.requests(&THEIRS, &BTreeMap::new()).swap_remove(0);
+        requests.push((operation.method.clone(), first));
+    }
+    requests
+}
+
+/// With the share of a key, each key has one permit to run, one thread and one connection.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_all_routes_end_with_one_thread_and_one_connection(backend: Backend) {
+    let set = [
+        ("limits.max_concurrent_requests", "2"),
+        ("limits.max_key_share", "0.25"),
+        ("limits.max_body_bytes", "4000000"),
+        ("limits.queue_timeout", "60s"),
+        ("database.max_connections", "1"),
+        ("database.acquire_timeout", "60s"),
+        ("consolidation.threshold", "4"),
+        ("consolidation.keep_recent", "1"),
+    ];
+    let app = TestApp::start(&backend, &set).await;
+    let keys = [backend.key("owner", Scope::Admin).await, backend.key("owner", Scope::Admin).await];
+    let [one, other] = keys.map(|key| app.with_key(key.expose()));
+    let document = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
+    let operations = operations(&document);
+    let requests = requests_of_all_routes(&operations);
+    let send = async |client: &TestClient, (method, request): &(Method, Request)| {
+        let mut asked = client.request(method.clone(), &request.path);
+        if let Some((media_type, body)) = &request.body {
+            asked = asked.header("content-type", media_type).body(body.clone());
+        }
+        let response = asked.unchecked().await.expect("a response");
+        let status = response.status().as_u16();
+        // An export ends early if the other request erases its session.
+        drop(response.bytes().await);
+        status
+    };
+    for (number, first) in requests.iter().enumerate() {
+        // Others of the list have erased or rewound it.
+        fill_once(&one).await;
+        for second in &requests[number..] {
+            let both = async { tokio::join!(send(&one, first), send(&other, second)) };
+            let ended = tokio::time::timeout(Duration::from_secs(50), both).await;
+            let (a, b) = ended.unwrap_or_else(|_| panic!("{first:?} and {second:?} wait for each other"));
+            assert!(a < 500 && b < 500, "{a} of {first:?}, {b} of {second:?}");
+        }
+    }
+}
+
+/// Stores a few turns.
+async fn fill_once(app: &TestClient) {
+    for turn in 0..3 {
+        let body = json!({"user_message": format!("{MARK} {turn}"), "assistant_reply": "yes", "user_id": THEIRS.user});
+        app.post(&format!("/sessions/{}/exchanges", THEIRS.session), body).await.ok(201);
+    }
 }

@@ -4,8 +4,7 @@ use crate::conversation::{Conversation, exchange};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
-use precis::domain::exchange::Exchange;
-use precis::storage::{AppendRequest, ConnectionCounts};
+use precis::storage::AppendRequest;
 use std::path::Path;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -37,48 +36,6 @@ async fn batches_on_postgres_stay_on_a_connection_and_return_it() {
         }
     };
     timeout(Duration::from_secs(20), returned).await.expect("all connections return to the pool");
-}
-
-/// If a search opens a connection on the threads of low priority, later statements on that connection must not depend on these threads.
-/// In this test, the runtime that opens the connections has ended before the exchanges use them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_to_postgres_belong_to_the_runtime_of_the_store() {
-    let backend = Backend::postgres().await;
-    let demo = Conversation::on(&backend).await;
-    let counts_reach = |demo: Conversation, count: fn(ConnectionCounts) -> usize| async move {
-        let reached = async {
-            while count(demo.store.connection_counts()) < 8 {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(Duration::from_secs(20), reached).await.expect("eight connections");
-    };
-    let of_store = demo.clone();
-    let open_connections = move || {
-        let other = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        other.block_on(async {
-            join_all((0..8).map(|_| of_store.store.index_state())).await;
-            // The driver returns a connection in a task of this runtime. If the runtime ended before, it would close the connection.
-            counts_reach(of_store.clone(), |counts| counts.idle).await;
-        });
-    };
-    // Without the lock, a statement can end before the next one needs a connection.
-    let mut sql = Sql::on(&backend).await;
-    sql.run("BEGIN; LOCK TABLE search_analyzer").await;
-    let opened = tokio::task::spawn_blocking(open_connections);
-    counts_reach(demo.clone(), |counts| counts.open).await;
-    sql.run("ROLLBACK").await;
-    opened.await.expect("no panic");
-    let open = demo.store.connection_counts().open;
-    assert!(open >= 6, "{open} connections are open");
-    // Such exchanges share no connection, and are not repeated.
-    let append = async |id: usize| {
-        let session = demo.session(&format!("s{id}"));
-        let exchange = Exchange { expected_last_seq: Some(0), ..exchange(&["a", "b"]) };
-        let request = AppendRequest::new(&session.tenant, &session.session, exchange, None);
-        demo.store.append_exchange(request).await.expect("appended")
-    };
-    join_all((0..8).map(append)).await;
 }
 
 /// Batches that fail leave no transaction open on the connection that all writers share.

@@ -4,6 +4,7 @@ use crate::conversation::{Conversation, exchange, key, recorded, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
+use precis::capacity::{self, Capacity, CapacityLimits, ClientId, Kind, Work};
 use precis::domain::exchange::Exchange;
 use precis::domain::message::Message;
 use precis::domain::tail::TailLimit;
@@ -253,12 +254,21 @@ async fn small_exchange_waits_for_one_large_exchange_on_sqlite() {
     other.run("BEGIN IMMEDIATE").await;
     let long = "x".repeat(1 << 20);
     let mut appends = JoinSet::new();
+    let capacity = Capacity::new(&CapacityLimits {
+        key_share: 0.5,
+        requests_in_flight: 100,
+        running_requests: 100,
+        bytes: 1 << 30,
+        queue_timeout: Duration::from_mins(1),
+    });
     for number in 0..=LARGE {
         let (session, text) = (demo.session(&format!("s{number}")), long.clone());
-        appends.spawn(async move {
+        // All are requests of one key.
+        let work = Work::new(&capacity, ClientId(1), Kind::Request);
+        appends.spawn(capacity::scope(work, async move {
             session.say(&[if number < LARGE { &text } else { "small" }]).await;
             number
-        });
+        }));
         // The task runs on this thread until it waits for the writer.
         for _ in 0..9 {
             tokio::task::yield_now().await;

@@ -70,6 +70,7 @@ pub(crate) async fn connect_once(url: &str) -> Arc<Store> {
         acquire_timeout: Duration::from_secs(20),
         statement_timeout: Duration::from_secs(30),
         search: Some(Analyzer::default()),
+        key_share: 0.5,
     };
     storage::connect(url, &options).await.unwrap()
 }

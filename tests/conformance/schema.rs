@@ -299,6 +299,7 @@ fn options() -> StoreOptions {
         acquire_timeout: Duration::from_secs(5),
         statement_timeout: Duration::from_secs(30),
         search: Some(Analyzer::default()),
+        key_share: 0.5,
     }
 }
 

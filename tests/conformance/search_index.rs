@@ -25,7 +25,13 @@ use tokio::runtime::Handle;
 
 /// Opens a store with an analyzer.
 async fn store_with(backend: &Backend, search: Option<Analyzer>) -> Arc<Store> {
-    let options = StoreOptions { max_connections: 2, acquire_timeout: LONG, statement_timeout: LONG, search };
+    let options = StoreOptions {
+        max_connections: 2,
+        acquire_timeout: LONG,
+        statement_timeout: LONG,
+        search,
+        key_share: 0.5,
+    };
     storage::connect(&backend.url(), &options).await.unwrap()
 }
 

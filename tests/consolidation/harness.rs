@@ -167,6 +167,7 @@ pub(crate) fn config() -> ServiceConfig {
         inline_wait: PATIENCE,
         daily_token_limit: None,
         tokenizer: Tokenizer::default(),
+        key_share: 0.5,
         context_cache_bytes: 1 << 20,
         memory_max_bytes: 1000,
         default_user: None,

@@ -231,26 +231,6 @@ async fn role_without_tables_of_its_own_serves_a_migrated_database() {
 }
 
 #[tokio::test]
-async fn allocators_return_free_memory_soon_unless_the_environment_says_otherwise() {
-    let settings = |service: &Process| {
-        let environment =
-            std::fs::read(format!("/proc/{}/environ", service.id())).expect("running, on Linux");
-        let environment = String::from_utf8(environment).expect("UTF-8");
-        ["MIMALLOC_PURGE_DELAY=", "MALLOC_MMAP_THRESHOLD_="].map(|name| {
-            let value = environment.split('\0').find_map(|entry| entry.strip_prefix(name));
-            value.map(str::to_owned)
-        })
-    };
-    let expected = |values: [&str; 2]| values.map(|value| Some(value.to_owned()));
-    // The process that the test has started is the service: it was replaced, and did not start another one.
-    let service = Precis::new().args(["serve", "--log-filter", "info"]).start().await;
-    assert_eq!(settings(&service), expected(["10", "131072"]));
-    service.get("/readyz").await.ok(200);
-    let service = Precis::new().env("MIMALLOC_PURGE_DELAY", "500").start().await;
-    assert_eq!(settings(&service), expected(["500", "131072"]));
-}
-
-#[tokio::test]
 async fn limit_of_open_files_leaves_files_for_the_database() {
     let start = |limit: &str| {
         let mut shell = Command::new("sh");

@@ -56,6 +56,7 @@ async fn connect(url: &str) -> Arc<Store> {
         acquire_timeout: Duration::from_secs(20),
         statement_timeout: Duration::from_secs(30),
         search: Some(Analyzer::default()),
+        key_share: 0.5,
     };
     storage::connect(url, &options).await.expect("the store can be opened")
 }

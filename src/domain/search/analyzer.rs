@@ -5,7 +5,6 @@
 //! between words, and Hangul, where spaces separate phrases, produce a bigram for each pair of adjacent characters, as is usual in
 //! search engines, and a unigram for queries of one character.
 
-use crate::checkpoint;
 use frostem::{Algorithm, Stemmer};
 use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error, StrDeserializer};
@@ -24,9 +23,6 @@ const MAX_TERM_CHARS: usize = 40;
 /// Irregular English words: the base form, then its other forms. Auxiliaries are missing: most of their forms are stop words,
 /// and the others, such as `done`, say more than the base form.
 const IRREGULAR_ENGLISH: &str = include_str!("irregular_english.txt");
-
-/// Long texts report their progress after this many bytes.
-const PROGRESS_BYTES: usize = 8 * 1024;
 
 /// Apostrophes inside words.
 const APOSTROPHES: [char; 2] = ['\'', '’'];
@@ -296,7 +292,6 @@ impl Analyzer {
 
     /// Calls a function with each term of a text, in order, except those of words with other initials.
     fn visit(self, text: &str, initials: Initials, mut visitor: impl FnMut(Occurrence<'_>)) {
-        checkpoint::passed(text.len().min(PROGRESS_BYTES));
         RecentWords::with(self, |recent| {
             let mut position = 0;
             for Segment { range, is_word } in segments(text) {
@@ -435,7 +430,7 @@ static BYTE_CLASSES: [ByteClass; 256] = {
 
 /// Splits a text into segments.
 pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
-    let (mut position, mut reported) = (0, 0);
+    let mut position = 0;
     std::iter::from_fn(move || {
         let class = |byte: &u8| BYTE_CLASSES.get(usize::from(*byte)).copied();
         let rest = text.as_bytes().get(position..)?;
@@ -451,10 +446,6 @@ pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
             Some(byte) if !byte.is_ascii() || *byte == b'\'' => end_of_segment(text, start, length, is_word)?,
             _ => start + length,
         };
-        if position - reported > PROGRESS_BYTES {
-            checkpoint::passed(position - reported);
-            reported = position;
-        }
         Some(Segment { range: start..position, is_word })
     })
 }

@@ -5,7 +5,7 @@
 //! neither a problem document nor the limit for the metrics.
 
 use super::admission::Admission;
-use crate::capacity::{ClientId, Held, WorkPermit};
+use crate::capacity::{Capacity, Held, Work, kib};
 use crate::config::Limits;
 use crate::http::error::Problem;
 use crate::http::response_body::BodyPieces;
@@ -31,16 +31,20 @@ const SMALL_RESPONSE: usize = 64 * 1024;
 
 /// The memory that the body of one request holds; dropping it releases the memory.
 #[derive(Debug)]
-pub(crate) struct Reservation(Held);
+pub(crate) struct Reservation<'w> {
+    work: &'w Work,
+    capacity: Arc<Capacity>,
+    held: Option<Held>,
+}
 
 /// Buffers the body of a request, and reserves memory for it. A body whose declared length is too large is rejected before any
 /// of it is read. A body of a declared length waits for its memory before it is read; one of unknown length is rejected as
 /// soon as the memory does not suffice, because it holds memory already.
-pub(crate) async fn buffer(
+pub(crate) async fn buffer<'w>(
     admission: &Admission,
-    client: ClientId,
+    work: &'w Work,
     request: Request,
-) -> Result<(Request, Option<Reservation>, usize), Problem> {
+) -> Result<(Request, Option<Reservation<'w>>, usize), Problem> {
     if request.body().is_end_stream() {
         return Ok((request, None, 0));
     }
@@ -53,7 +57,7 @@ pub(crate) async fn buffer(
     let is_small = body.size_hint().upper().is_some_and(|upper| upper <= SMALL as u64);
     let mut reservation = None;
     if !is_small {
-        let reserved = Reservation::new(admission, client, declared).await;
+        let reserved = Reservation::new(admission, work, declared).await;
         reservation = Some(reserved.map_err(Problem::closing)?);
     }
     let body = collect_body(body, declared, limits, reservation.as_mut());
@@ -63,24 +67,28 @@ pub(crate) async fn buffer(
     Ok((Request::from_parts(parts, Body::from(body)), reservation, bytes))
 }
 
-impl Reservation {
+impl<'w> Reservation<'w> {
     /// Waits for the memory of a body.
-    pub(crate) async fn new(admission: &Admission, client: ClientId, bytes: usize) -> Result<Self, Problem> {
-        let bytes = if bytes > SMALL { bytes } else { 0 };
-        admission.body_memory(client, bytes).await.map(Self)
+    pub(crate) async fn new(admission: &Admission, work: &'w Work, bytes: usize) -> Result<Self, Problem> {
+        let capacity = Arc::clone(admission.capacity());
+        let mut held = None;
+        if bytes > SMALL {
+            let wait = Some(admission.limits().queue_timeout);
+            let acquired = work.acquire(&capacity.bodies, kib(bytes), wait).await;
+            held = Some(acquired.map_err(Problem::overloaded)?);
+        }
+        Ok(Self { work, capacity, held })
     }
 
     /// Grows or shrinks the reservation to this size. It never waits: a request that holds memory and waits for more could
     /// deadlock with another one. On error, the reservation stays as it was.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
-        let Self(held) = self;
-        let bytes = if bytes > SMALL { bytes } else { 0 };
-        match bytes.checked_sub(held.memory()) {
-            Some(more) if !held.try_add_memory(more) => return Err(Problem::no_memory().closing()),
-            Some(_) => {}
-            None => held.keep_memory_only(bytes),
+        let needed = if bytes > SMALL { kib(bytes) } else { 0 };
+        if let Some(held) = &mut self.held {
+            held.shrink(needed);
         }
-        Ok(())
+        let grown = self.work.grow(&self.capacity.bodies, &mut self.held, needed);
+        grown.map_err(|overloaded| Problem::overloaded(overloaded).closing())
     }
 }
 
@@ -88,7 +96,7 @@ async fn collect_body(
     body: Body,
     declared: usize,
     limits: &Limits,
-    mut reservation: Option<&mut Reservation>,
+    mut reservation: Option<&mut Reservation<'_>>,
 ) -> Result<Bytes, Problem> {
     let mut chunks = body.into_data_stream();
     // A vector that grows is copied, and its copies are in memory at the same time.
@@ -110,14 +118,14 @@ async fn collect_body(
     Ok(collected.freeze())
 }
 
-/// A piece of the body of a response with the memory of the whole body, which is released when the connection has written the
-/// last piece, or is closed.
-struct HeldPiece {
+/// A piece of the body of a response with a guard of the whole body, which is dropped when the connection has written the last piece, or is
+/// closed.
+struct HeldPiece<T> {
     piece: Bytes,
-    _memory: Arc<Held>,
+    _guard: Arc<T>,
 }
 
-impl AsRef<[u8]> for HeldPiece {
+impl<T> AsRef<[u8]> for HeldPiece<T> {
     fn as_ref(&self) -> &[u8] {
         &self.piece
     }
@@ -125,18 +133,23 @@ impl AsRef<[u8]> for HeldPiece {
 
 /// Ends the work of a request. A large response holds its memory until it is sent or dropped, so that clients that do not
 /// read use up the memory of their key and no other.
-pub(crate) async fn finish(permit: &WorkPermit, response: Response) -> Response {
+pub(crate) async fn finish(work: &Work, response: Response) -> Response {
     let bytes = response.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
     let Some(bytes) = bytes else {
-        let memory = permit.finish(0);
+        let memory = work.finish(0);
         return hold_until_sent(memory, response);
     };
-    let Some(memory) = permit.finish(if bytes > SMALL_RESPONSE { bytes } else { 0 }) else {
-        return response;
-    };
+    match work.finish(if bytes > SMALL_RESPONSE { bytes } else { 0 }) {
+        Some(memory) => hold_until_written(memory, response).await,
+        None => response,
+    }
+}
+
+/// Holds the guard until the body of a response, which is in memory, is written or dropped.
+pub(crate) async fn hold_until_written<T: Send + Sync + 'static>(guard: T, response: Response) -> Response {
     let (parts, body) = response.into_parts();
-    let memory = Arc::new(memory);
-    let held = |piece| Bytes::from_owner(HeldPiece { piece, _memory: Arc::clone(&memory) });
+    let guard = Arc::new(guard);
+    let held = |piece| Bytes::from_owner(HeldPiece { piece, _guard: Arc::clone(&guard) });
     // The pieces are in memory already, and are not joined, because that would copy them.
     match body.into_data_stream().map_ok(held).try_collect::<BodyPieces>().await {
         Ok(pieces) => Response::from_parts(parts, pieces.into_body()),

@@ -1,7 +1,7 @@
 //! HTTP metrics, and a throttled log of requests that were rejected under overload: one line per second and limit,
 //! because a line for each rejection would cost more than the rejection.
 
-use super::admission::ServiceLoad;
+use crate::capacity::Capacity;
 use crate::http::error::ExceededLimit;
 use axum::extract::{MatchedPath, Request};
 use axum::http::{Method, StatusCode};
@@ -18,7 +18,6 @@ pub const REQUEST_DURATION: &str = "precis_http_request_duration_seconds";
 const REJECTED: &str = "precis_requests_rejected_total";
 const IN_FLIGHT: &str = "precis_http_requests_in_flight";
 const RUNNING: &str = "precis_http_requests_running";
-const WAITING: &str = "precis_http_requests_waiting";
 const BYTES: &str = "precis_http_bytes_in_flight";
 
 /// The label `route` of requests that match no route.
@@ -64,7 +63,6 @@ impl HttpMetrics {
             describe_counter!(REJECTED, "Rejected requests by the limit that they exceeded");
             describe_gauge!(IN_FLIGHT, "Requests in the service, running and queued");
             describe_gauge!(RUNNING, "Requests that hold a work permit");
-            describe_gauge!(WAITING, "Requests that wait for a work permit or for memory");
             describe_gauge!(
                 BYTES,
                 Unit::Bytes,
@@ -87,13 +85,12 @@ impl HttpMetrics {
 
     /// Sets the gauges of the load.
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-    pub(crate) fn set_load(&self, load: &ServiceLoad) {
+    pub(crate) fn set_load(&self, capacity: &Capacity) {
         metrics::with_local_recorder(&*self.recorder, || {
-            gauge!(IN_FLIGHT).set(load.in_flight as f64);
-            gauge!(RUNNING).set(load.requests.slots as f64);
-            gauge!(WAITING).set((load.requests.waiting + load.bodies.waiting) as f64);
-            gauge!(BYTES, "part" => "bodies").set(load.bodies.memory as f64);
-            gauge!(BYTES, "part" => "work").set(load.requests.memory as f64);
+            gauge!(IN_FLIGHT).set(capacity.in_flight.in_use() as f64);
+            gauge!(RUNNING).set(capacity.running.in_use() as f64);
+            gauge!(BYTES, "part" => "bodies").set((capacity.bodies.in_use() * 1024) as f64);
+            gauge!(BYTES, "part" => "work").set((capacity.memory.in_use() * 1024) as f64);
         });
     }
 

@@ -1,6 +1,6 @@
 //! `/sessions/{session_id}/consolidations`: consolidate now, the dry run, and the records of earlier consolidations.
 
-use crate::capacity::WorkPermit;
+use crate::capacity;
 use crate::domain::consolidation_record::{ConsolidationRecord, RecordDetails, RecordOutcome, RunCause};
 use crate::domain::revision::ModelUsage;
 use crate::http::error::Problem;
@@ -98,10 +98,11 @@ pub(crate) async fn consolidate(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
-    permit: WorkPermit,
     _: EmptyBody,
 ) -> Result<(StatusCode, Json<Option<RevisionBody>>), Problem> {
-    let revision = permit.release_while(service.consolidate_session(&tenant, &session)).await?;
+    // A model may take minutes, and the response is small.
+    capacity::current().release();
+    let revision = service.consolidate_session(&tenant, &session).await?;
     let status = if revision.is_some() { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(revision.map(RevisionBody::from))))
 }
@@ -122,9 +123,9 @@ pub(crate) async fn preview(
     State(service): State<MemoryService>,
     TenantFromKey(tenant): TenantFromKey,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
-    permit: WorkPermit,
     _: NoQuery,
 ) -> Result<Json<ConsolidationPreview>, Problem> {
-    let preview = permit.release_while(service.preview_consolidation(&tenant, &session)).await?;
+    capacity::current().release();
+    let preview = service.preview_consolidation(&tenant, &session).await?;
     Ok(Json(preview))
 }

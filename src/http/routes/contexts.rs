@@ -1,7 +1,6 @@
 //! `POST /sessions/{session_id}/context`
 
 use crate::blocking;
-use crate::capacity::WorkPermit;
 use crate::config::Limits;
 use crate::domain::consolidation::Mode;
 use crate::domain::coverage::Coverage;
@@ -312,7 +311,6 @@ pub(crate) async fn build(
     Caller { tenant, default_user }: Caller,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     Extension(limits): Extension<Arc<Limits>>,
-    permit: WorkPermit,
     headers: HeaderMap,
     OptionalJsonBody(request): OptionalJsonBody<ContextRequest>,
 ) -> Result<Response, Problem> {
@@ -323,7 +321,7 @@ pub(crate) async fn build(
     let options =
         blocking::spawn_cpu_if_large(bytes, move || request.into_options(&limits, guide.as_deref(), recall))
             .await?;
-    let mut options = ContextOptions { default_user, permit, ..options };
+    let mut options = ContextOptions { default_user, ..options };
     let text = preferred_text(&headers);
     if text.is_some() {
         (options.format, options.cache_control) = (Format::OpenAi, false);
@@ -417,7 +415,6 @@ impl ContextRequest {
                 include_extra: self.include_extra.unwrap_or_default(),
             },
             cache_control,
-            permit: WorkPermit::default(),
             is_preview: false,
         })
     }

@@ -4,7 +4,7 @@
 //! the format.
 
 use crate::blocking;
-use crate::capacity::ClientId;
+use crate::capacity;
 use crate::domain::export_format::max_line_bytes;
 use crate::domain::id::UserId;
 use crate::http::error::Problem;
@@ -63,11 +63,12 @@ pub(crate) async fn export(
     _: NoQuery,
 ) -> Result<impl IntoResponse, Problem> {
     let export = service.export(&tenant, &session).await?;
-    let lines = stream::try_unfold(export, |mut export| async move {
-        let next = export.next().await;
+    let work = capacity::current();
+    let lines = stream::try_unfold((export, work), |(mut export, work)| async move {
+        let next = capacity::scope(work.clone(), export.next()).await;
         // The status is already sent. The client sees an incomplete body.
         let next = next.inspect_err(|error| tracing::warn!(%error, "export failed"))?;
-        Ok::<_, crate::service::Error>(next.map(|lines| (lines, export)))
+        Ok::<_, crate::service::Error>(next.map(|lines| (lines, (export, work))))
     });
     Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], Body::from_stream(lines)))
 }
@@ -119,7 +120,7 @@ pub(crate) async fn import(
     Caller { tenant, default_user }: Caller,
     PathParams(SessionPath { session_id: session }): PathParams<SessionPath>,
     QueryParams(params): QueryParams<ImportParams>,
-    Extension((admission, client)): Extension<(Arc<Admission>, ClientId)>,
+    Extension(admission): Extension<Arc<Admission>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, Problem> {
@@ -134,7 +135,7 @@ pub(crate) async fn import(
         if !MEDIA_TYPES.contains(&media_type(&headers).as_str()) {
             return Err(Problem::unsupported_media_type_for_lines());
         }
-        receive(upload, &mut body, &admission, client).await
+        receive(upload, &mut body, &admission).await
     };
     let received = match received.await {
         Ok(received) => received,
@@ -162,10 +163,10 @@ async fn receive(
     mut upload: Upload,
     body: &mut BodyDataStream,
     admission: &Admission,
-    client: ClientId,
 ) -> Result<StagedImport, Problem> {
     let read_timeout = admission.read_timeout();
-    let mut reservation = Reservation::new(admission, client, 0).await?;
+    let work = capacity::current();
+    let mut reservation = Reservation::new(admission, &work, 0).await?;
     loop {
         let next = timeout(read_timeout, body.next()).await;
         let Some(chunk) = next.map_err(|_| Problem::body_timeout(read_timeout))? else {

@@ -1,7 +1,7 @@
 //! `/livez`, `/readyz` and `/metrics`
 
+use crate::capacity::{Capacity, Level, Overloaded};
 use crate::http::error::Problem;
-use crate::http::middleware::admission::Admission;
 use crate::http::middleware::metrics::HttpMetrics;
 use crate::http::openapi::responses::{Internal, Unavailable};
 use crate::http::response_body::Json;
@@ -45,7 +45,8 @@ pub(crate) async fn livez() -> Json<Health> {
 
 /// Tells whether requests can be served.
 ///
-/// Requests can be served if the database is available and its schema works with this release.
+/// Requests can be served if the database is available, its schema works with this release, and within the last ten seconds a request could
+/// start.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses(
@@ -53,7 +54,13 @@ pub(crate) async fn livez() -> Json<Health> {
         Unavailable, Internal,
     )
 )]
-pub(crate) async fn readyz(State(service): State<MemoryService>) -> Result<Json<Health>, Problem> {
+pub(crate) async fn readyz(
+    State(service): State<MemoryService>,
+    Extension(exporter): Extension<MetricsExporter>,
+) -> Result<Json<Health>, Problem> {
+    if exporter.capacity.is_stuck() {
+        return Err(Problem::overloaded(Overloaded(Level::Running)));
+    }
     service.ready().await?;
     Ok(OK)
 }
@@ -75,7 +82,7 @@ pub(crate) async fn metrics(
     Extension(exporter): Extension<MetricsExporter>,
 ) -> impl IntoResponse {
     service.update_metrics();
-    exporter.http.set_load(&exporter.admission.load());
+    exporter.http.set_load(&exporter.capacity);
     exporter.http.collect_process_metrics();
     ([(CONTENT_TYPE, PROMETHEUS)], exporter.prometheus.render())
 }
@@ -85,5 +92,5 @@ pub(crate) async fn metrics(
 pub(crate) struct MetricsExporter {
     pub(crate) prometheus: PrometheusHandle,
     pub(crate) http: HttpMetrics,
-    pub(crate) admission: Arc<Admission>,
+    pub(crate) capacity: Arc<Capacity>,
 }

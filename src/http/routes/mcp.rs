@@ -5,6 +5,7 @@
 //! of it are frequent.
 
 use crate::blocking;
+use crate::capacity::{self, Work};
 use crate::config::Limits;
 use crate::domain::api_key::Scope;
 use crate::domain::id::{InvalidId, SessionId, UserId};
@@ -83,7 +84,7 @@ pub(crate) async fn serve(
         return Err(Problem::unsupported_media_type());
     }
     let (session, user) = ids_from_headers(request.headers())?;
-    let server = McpServer { service, caller, session, user };
+    let server = McpServer { service, caller, session, user, work: capacity::current() };
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::incomplete_body())?;
     let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
@@ -164,6 +165,8 @@ struct McpServer {
     session: Option<SessionId>,
     /// The user that a header names.
     user: Option<UserId>,
+    /// The SDK handles the message in another task.
+    work: Work,
 }
 
 impl ServerHandler for McpServer {
@@ -195,7 +198,7 @@ impl ServerHandler for McpServer {
     ) -> Result<CallToolResponse, ErrorData> {
         let arguments = request.arguments.unwrap_or_default();
         // Clients show tool results to the model, but hide protocol errors from it.
-        let outcome = self.call(&request.name, arguments).await;
+        let outcome = capacity::scope(self.work.clone(), self.call(&request.name, arguments)).await;
         let ToolOutcome { is_error, content, data } = outcome.unwrap_or_else(ToolOutcome::from);
         let mut result = CallToolResult::success(vec![ContentBlock::text(content)]);
         result.is_error = Some(is_error);
@@ -236,14 +239,15 @@ impl ServerHandler for McpServer {
         request: ReadResourceRequestParams,
         _: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        let uri = request.uri;
-        let contents = if uri == MEMORY_URI {
-            let content = self.memory_document().await?;
-            ResourceContents::text(content, uri).with_mime_type(MARKDOWN)
-        } else {
-            let summary = self.summary(&uri).await?;
-            ResourceContents::text(summary, uri).with_mime_type("text/plain")
+        let read = async {
+            let uri = request.uri;
+            Ok::<_, ErrorData>(if uri == MEMORY_URI {
+                ResourceContents::text(self.memory_document().await?, uri).with_mime_type(MARKDOWN)
+            } else {
+                ResourceContents::text(self.summary(&uri).await?, uri).with_mime_type("text/plain")
+            })
         };
+        let contents = capacity::scope(self.work.clone(), read).await?;
         Ok(ReadResourceResult::new(vec![contents]).into())
     }
 

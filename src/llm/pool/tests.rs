@@ -59,7 +59,7 @@ fn pool(models: &[&str]) -> config::Pool {
 
 fn pools<const N: usize>(models: Vec<ModelSpec>, pools: [(&str, config::Pool); N]) -> ModelPools {
     let pools = pools.into_iter().map(|(name, pool)| (name.to_owned(), pool)).collect();
-    ModelPools::new(models, &pools, prompts(), usize::MAX)
+    ModelPools::new(models, &pools, prompts(), CallMemoryLimit::new(usize::MAX, 1.0))
 }
 
 /// One pool, "p", with all of the models.

@@ -156,7 +156,7 @@ impl MemoryService {
             };
             run.scope.window = run.session.window;
             // A run releases its memory by itself, and the share of the request must stay.
-            match capacity::scope(capacity::inherited(), run.preview()).await {
+            match capacity::scope(capacity::internal(), run.preview()).await {
                 Ok(preview) => return Ok(preview),
                 // The session was rewound in the meantime.
                 Err(RunError::Superseded) => {}

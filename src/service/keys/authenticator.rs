@@ -14,11 +14,14 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// The largest number of cached keys.
 const MAX_KNOWN: usize = 10_000;
 /// The largest number of cached unknown ids. They have a cache of their own, so that guesses evict no valid key.
 const MAX_UNKNOWN: usize = 1_000;
+/// The largest number of simultaneous queries for keys that are not known to exist.
+const MAX_LOOKUPS: usize = 2;
 
 /// The authenticated origin of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +59,8 @@ pub struct Authenticator {
     allow_unauthenticated: bool,
     ttl: Duration,
     cache: Arc<Mutex<KeyCache>>,
+    /// Permits to look for keys that are not known to exist, so that guesses do not take all connections.
+    lookups: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +75,8 @@ impl Authenticator {
     /// key may still be accepted for `ttl`, the time for which answers of the store are cached.
     #[must_use]
     pub fn new(store: Arc<Store>, allow_unauthenticated: bool, ttl: Duration) -> Self {
-        Self { store, allow_unauthenticated, ttl, cache: Arc::default() }
+        let lookups = Arc::new(Semaphore::new(MAX_LOOKUPS));
+        Self { store, allow_unauthenticated, ttl, cache: Arc::default(), lookups }
     }
 
     /// Authenticates a request with this key.
@@ -98,8 +104,12 @@ impl Authenticator {
 
     async fn key(&self, id: &KeyId, staleness: Staleness) -> Result<Option<StoredApiKey>, StoreError> {
         let last = self.cached(id);
-        let (fetched_at, stored) =
-            self.cached_or_fetch(last, staleness, || self.store.api_key(id).boxed()).await?;
+        let is_known = matches!(last, Some((_, Some(_))));
+        let fetch = async {
+            let _lookup = if is_known { None } else { self.lookups.acquire().await.ok() };
+            self.store.api_key(id).await
+        };
+        let (fetched_at, stored) = self.cached_or_fetch(last, staleness, || fetch.boxed()).await?;
         let Some(fetched_at) = fetched_at else { return Ok(stored) };
         let mut cache = self.cache();
         if let Some(key) = &stored {

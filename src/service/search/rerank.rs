@@ -4,7 +4,7 @@
 //! model answer, it cannot add, remove or change a hit.
 
 use super::SearchHit;
-use crate::capacity::{self, Claim, Turn};
+use crate::capacity::{self, Overloaded};
 use crate::domain::id::TenantId;
 use crate::domain::tokens;
 use crate::domain::transcript::encode_text;
@@ -14,7 +14,7 @@ use crate::service::MemoryService;
 use crate::service::consolidation::RunError;
 use serde::Serialize;
 use std::time::Duration;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use utoipa::ToSchema;
 
 /// Number of hits that the models order. Of the evidence among the first 100 hits, 97 % is among these.
@@ -85,20 +85,19 @@ impl SearchRanking {
 
 impl MemoryService {
     /// Orders the hits with the configured pool. `texts` are those of the hits. Releases the permit of the request while it waits
-    /// for a model.
+    /// for a model, and fails if it does not get it again.
     pub(super) async fn rerank(
         &self,
         tenant: &TenantId,
         query: &str,
         hits: &mut Vec<SearchHit>,
         texts: &[String],
-    ) -> SearchRanking {
+    ) -> Result<SearchRanking, Overloaded> {
         let Some(config) = self.config.rerank.as_ref().filter(|_| hits.len() > 1) else {
-            return SearchRanking::lexical(None);
+            return Ok(SearchRanking::lexical(None));
         };
-        let bytes = texts.iter().map(String::len).sum();
         let order = self.order(tenant, config, query, texts);
-        match capacity::current().release_except(bytes, order).await {
+        Ok(match capacity::current().release_while(order).await? {
             Ok((order, model)) => {
                 self.metrics.reranked.increment(1);
                 let mut lexical: Vec<Option<SearchHit>> = hits.drain(..).map(Some).collect();
@@ -110,7 +109,7 @@ impl MemoryService {
                 tracing::warn!(%error, "no model ordered the hits of a search; they keep the order by their words");
                 SearchRanking::lexical(Some(error.to_string()))
             }
-        }
+        })
     }
 
     /// Returns the order of the texts as indexes, and the name of the model.
@@ -129,9 +128,7 @@ impl MemoryService {
             return Err(RerankError::InputLimit);
         }
         self.ensure_within_daily_limit(tenant).await?;
-        let client = capacity::current_client();
-        let claim = Claim { client, cost: 1, slot: true, memory: 0, turn: Turn::New };
-        let slot = timeout_at(deadline, self.rerank_calls.acquire(claim)).await;
+        let slot = self.rerank_calls.acquire(1, Some(config.timeout)).await;
         let _slot = slot.map_err(|_| RerankError::Busy(config.timeout))?;
         let timeout = deadline.saturating_duration_since(Instant::now());
         let result = self.llm.complete(&config.pool, Task::Rerank { query, texts, timeout }).await;

@@ -5,6 +5,7 @@
 
 use super::{Connections, LOCK_NOT_AVAILABLE};
 use crate::domain::exchange::PersistedExchange;
+use crate::domain::id::{SessionId, TenantId};
 use crate::storage::append::{self, AppendBatcher, SessionGroup, group};
 use crate::storage::batch::{BatchResults, Batcher};
 use crate::storage::index_hints::{BatchTerms, IndexHints};
@@ -15,9 +16,9 @@ use crate::storage::{AppendOutcome, AppendRequest, StoreError};
 use sqlx::Row as _;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use sqlx::{Connection as _, PgConnection, PgExecutor};
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use time::OffsetDateTime;
-use tokio::sync::Semaphore;
 
 const INSERT_EXCHANGES: &str = "\
     SELECT place, fingerprint, first_seq, last_seq, created_at, incarnation, user_id, is_indexed
@@ -26,28 +27,40 @@ const INSERT_EXCHANGES: &str = "\
 
 /// Longest wait for the lock of a session. A batch that waits longer is rolled back, and its exchanges are appended one by
 /// one, so that a long transaction on one session, such as its erasure, does not hold up the others.
-const LOCK_TIMEOUT: &str = "50ms";
+const LOCK_TIMEOUT: &str = "20ms";
+/// Longest wait of an exchange by itself until its session counts as locked.
+const SHORT_LOCK_TIMEOUT: &str = "5ms";
 /// Waits until the statement timeout.
 const NO_LOCK_TIMEOUT: &str = "0";
-/// Largest number of exchanges that wait longer for a lock at the same time. Each holds a connection.
-const MAX_LOCK_WAITS: usize = 3;
-/// Largest number of large exchanges that are appended at the same time. Each holds a connection for long.
-const MAX_LARGE: usize = 3;
-
 /// The parts that appending a single exchange needs.
 #[derive(Clone)]
 struct Single {
     pool: Connections,
     hints: Arc<IndexHints>,
-    lock_waits: Arc<Semaphore>,
-    large: Arc<Semaphore>,
+    locked: LockedSessions,
+}
+
+/// The sessions whose lock exchanges wait for. Further exchanges of them would only delay the batches of other sessions.
+#[derive(Clone, Debug, Default)]
+pub(in crate::storage) struct LockedSessions(Arc<Mutex<HashSet<(TenantId, SessionId)>>>);
+
+impl LockedSessions {
+    pub(in crate::storage) fn contain(&self, request: &AppendRequest) -> bool {
+        let locked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        !locked.is_empty() && locked.contains(&(request.tenant.clone(), request.session.clone()))
+    }
+
+    fn set(&self, request: &AppendRequest, is_locked: bool) {
+        let session = (request.tenant.clone(), request.session.clone());
+        let mut locked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = if is_locked { locked.insert(session) } else { locked.remove(&session) };
+    }
 }
 
 /// Returns the batcher of a pool.
-pub(super) fn batcher(pool: &Connections, hints: &Arc<IndexHints>) -> AppendBatcher {
+pub(super) fn batcher(pool: &Connections, hints: &Arc<IndexHints>, locked: &LockedSessions) -> AppendBatcher {
     let (batch_pool, batch_hints) = (pool.keeping(), Arc::clone(hints));
-    let [lock_waits, large] = [MAX_LOCK_WAITS, MAX_LARGE].map(|slots| Arc::new(Semaphore::new(slots)));
-    let single = Single { pool: pool.clone(), hints: Arc::clone(hints), lock_waits, large };
+    let single = Single { pool: pool.clone(), hints: Arc::clone(hints), locked: locked.clone() };
     Batcher::new(
         append::MAX_BATCH,
         move |requests| append_batch(batch_pool.clone(), Arc::clone(&batch_hints), requests),
@@ -56,15 +69,17 @@ pub(super) fn batcher(pool: &Connections, hints: &Arc<IndexHints>) -> AppendBatc
 }
 
 async fn append_alone(single: Single, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
-    let large = if append::is_large(&request) { single.large.acquire().await.ok() } else { None };
-    match append_one(&single, LOCK_TIMEOUT, &request).await {
+    let is_locked = single.locked.contain(&request);
+    let lock_timeout = if is_locked { NO_LOCK_TIMEOUT } else { SHORT_LOCK_TIMEOUT };
+    match append_one(&single, lock_timeout, &request).await {
         // The transaction was rolled back. Only exchanges of the locked session wait for their turn.
         Err(StoreError::Statement(sqlx::Error::Database(error)))
             if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) =>
         {
-            drop(large);
-            let _slot = single.lock_waits.acquire().await;
-            append_one(&single, NO_LOCK_TIMEOUT, &request).await
+            single.locked.set(&request, true);
+            let appended = append_one(&single, NO_LOCK_TIMEOUT, &request).await;
+            single.locked.set(&request, false);
+            appended
         }
         other => other,
     }

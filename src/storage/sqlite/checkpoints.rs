@@ -4,7 +4,6 @@
 //! all other writers wait. Here, a connection of its own copies most pages while exchanges are stored, and leaves the rest to a
 //! commit: only a commit can begin the log again, and only if no other commit was added in the meantime.
 
-use crate::blocking;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,9 +60,7 @@ impl Checkpoints {
             let pool = self.pool.clone();
             let turn = self.turn.lock().await;
             let begun = Instant::now();
-            // The thread of the connection inherits the low priority.
-            let checkpoint = async move { sqlx::query(CHECKPOINT).execute(&pool).await };
-            if let Err(error) = blocking::spawn_low_priority(checkpoint).await {
+            if let Err(error) = sqlx::query(CHECKPOINT).execute(&pool).await {
                 tracing::debug!(%error, "a checkpoint failed; a commit will do it");
             }
             drop(turn);

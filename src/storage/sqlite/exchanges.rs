@@ -7,6 +7,7 @@ use super::checkpoints::Checkpoints;
 use super::statements::{Columns, Statements, Value};
 use super::write_thread::WriteThread;
 use super::{micros, now};
+use crate::capacity::Resource;
 use crate::domain::exchange::{IdempotencyKey, PersistedExchange};
 use crate::domain::id::TenantId;
 use crate::domain::search::analyzer::Analyzer;
@@ -23,8 +24,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
 use uuid::Uuid;
 
 /// The columns of a session that [`StoredSession`] has.
@@ -106,10 +105,6 @@ const KEY_RETENTION: time::Duration = time::Duration::hours(24);
 /// index worker decodes as a whole.
 const MAX_ROUND_BYTES: usize = 1024 * 1024;
 
-/// Largest number of large exchanges that wait for the writer or use it at the same time. The queue of the writer is first in, first
-/// out, so a batch of small exchanges would wait for all of them.
-const MAX_WAITING_LARGE: usize = 1;
-
 /// The connections that append exchanges.
 #[derive(Clone)]
 pub(super) struct Writers {
@@ -117,6 +112,8 @@ pub(super) struct Writers {
     pub(super) pool: SqlitePool,
     /// Writes while the connection of the pool is held, so it never waits for another transaction.
     pub(super) thread: Arc<WriteThread>,
+    /// Permits for exchanges that are no part of a batch.
+    pub(super) shares: Arc<Resource>,
 }
 
 /// Returns the batcher of the connections.
@@ -127,7 +124,6 @@ pub(super) fn batcher(
     acquire_timeout: Duration,
 ) -> AppendBatcher {
     let (batch_writers, single_writers) = (writers.clone(), writers);
-    let large = Arc::new(Semaphore::new(MAX_WAITING_LARGE));
     let checkpoints = Arc::clone(checkpoints);
     let (batch_hints, single_hints) = (Arc::clone(hints), Arc::clone(hints));
     let append_batch = move |requests: Vec<AppendRequest>| {
@@ -154,14 +150,9 @@ pub(super) fn batcher(
     };
     let append_alone = move |request: AppendRequest| {
         let (writers, hints) = (single_writers.clone(), Arc::clone(&single_hints));
-        let large = Arc::clone(&large);
         async move {
-            let _permit = if append::is_large(&request) {
-                let permit = timeout(acquire_timeout, large.acquire()).await;
-                Some(permit.map_err(|_| StoreError::Unavailable(sqlx::Error::PoolTimedOut))?)
-            } else {
-                None
-            };
+            let permit = writers.shares.acquire(1, Some(acquire_timeout)).await;
+            let _permit = permit.map_err(|_| sqlx::Error::PoolTimedOut)?;
             append_one(&writers, &hints, request).await
         }
     };

@@ -276,7 +276,7 @@ async fn hits_that_the_model_prefers_have_their_messages(backend: Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hit_whose_message_is_removed_while_a_model_orders_the_hits_is_left_out(backend: Backend) {
     let model = ModelServer::start().await;
-    let set = [POOL, PATIENT, ("llm.models.small.max_concurrent_calls", "4")];
+    let set = [POOL, PATIENT, ("llm.models.small.max_concurrent_calls", "8")];
     let app = TestApp::start_with_model(&backend, &model.base_url(), &set).await;
     let record = async |session: &str, messages: &[Value]| {
         let exchange = json!({"messages": messages, "created_at": "2026-01-01T00:00:00Z"});

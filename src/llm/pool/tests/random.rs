@@ -66,7 +66,12 @@ async fn run(scenario: Scenario) -> Result<(), TestCaseError> {
     let specs = models(&providers, &settings);
     let models = specs.iter().map(|spec| spec.name.clone()).collect();
     let pool = config::Pool { models, strategy: scenario.order, deadline };
-    let pools = ModelPools::new(specs, &[("p".to_owned(), pool)].into(), prompts(), usize::MAX);
+    let pools = ModelPools::new(
+        specs,
+        &[("p".to_owned(), pool)].into(),
+        prompts(),
+        super::CallMemoryLimit::new(usize::MAX, 1.0),
+    );
     let entries = [entry("I fly on 3 May.")];
     let task = Task::Consolidate { lines: &entries, sentences: 5 };
     let started_at = Instant::now();

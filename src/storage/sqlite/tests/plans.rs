@@ -50,6 +50,7 @@ impl Measured {
             acquire_timeout: Duration::from_secs(20),
             statement_timeout: Duration::from_secs(30),
             search: Some(Analyzer::default()),
+            key_share: 0.5,
         };
         let url = format!("sqlite://{}", folder.path().join("precis.db").display());
         let store = Sqlite::connect(&url, &options).await.unwrap();
@@ -83,7 +84,13 @@ impl Measured {
             .write(|writing| Ok((writing.progress_handler(1, Some(count))?, true)))
             .await
             .unwrap();
-        Self { store: Store::Sqlite(store), writer, database: Filled::new(size), steps, _folder: folder }
+        Self {
+            store: Store::Sqlite(Box::new(store)),
+            writer,
+            database: Filled::new(size),
+            steps,
+            _folder: folder,
+        }
     }
 
     /// Runs a call. Returns the number of results and of steps.
