@@ -10,6 +10,7 @@ mod memory;
 mod models;
 mod random;
 mod service;
+mod shares;
 mod sharing;
 
 #[expect(dead_code, reason = "the process tests use the rest of it")]

@@ -55,6 +55,8 @@ pub(crate) struct Measured {
     pub(crate) sent: usize,
     pub(crate) served: usize,
     latencies: Vec<Duration>,
+    /// Those of the served requests.
+    served_latencies: Vec<Duration>,
 }
 
 impl Bystander {
@@ -77,7 +79,7 @@ impl Bystander {
         self.measure_requests(time, request, attack).await
     }
 
-    /// Does the same with searches.
+    /// Sends searches, as [`Self::measure`].
     pub(crate) async fn measure_searches(
         &self,
         time: Duration,
@@ -86,13 +88,17 @@ impl Bystander {
         self.measure_requests(time, |_| self.client.get("/search?q=subject+%22in+favour%22"), attack).await
     }
 
-    async fn measure_requests(
+    pub(crate) fn client(&self) -> &TestClient {
+        &self.client
+    }
+
+    pub(crate) async fn measure_requests(
         &self,
         time: Duration,
         request: impl Fn(usize) -> Request,
         attack: impl Future<Output = ()>,
     ) -> Measured {
-        let (mut sent, mut served, mut latencies) = (0, 0, Vec::new());
+        let (mut sent, mut latencies, mut served_latencies) = (0, Vec::new(), Vec::new());
         let began = Instant::now();
         let mut attack = std::pin::pin!(attack);
         let mut has_ended = false;
@@ -107,8 +113,10 @@ impl Bystander {
                 }
             };
             sent += 1;
-            served += usize::from(response.is_ok_and(|response| response.status().is_success()));
-            latencies.push(at.elapsed());
+            let latency = at.elapsed();
+            served_latencies
+                .extend(response.is_ok_and(|response| response.status().is_success()).then_some(latency));
+            latencies.push(latency);
             // The body is small and has arrived. A client that thinks between its requests.
             let pause = tokio::time::sleep(Duration::from_millis(5));
             tokio::pin!(pause);
@@ -120,13 +128,18 @@ impl Bystander {
             }
         }
         latencies.sort_unstable();
-        Measured { sent, served, latencies }
+        Measured { sent, served: served_latencies.len(), latencies, served_latencies }
     }
 }
 
 impl Measured {
     pub(crate) fn percentile(&self, percent: usize) -> Duration {
         self.latencies[(self.latencies.len() * percent / 100).min(self.latencies.len() - 1)]
+    }
+
+    /// Returns the number of requests that were served within this time.
+    pub(crate) fn served_within(&self, time: Duration) -> usize {
+        self.served_latencies.iter().filter(|latency| **latency <= time).count()
     }
 
     pub(crate) fn figures(&self) -> String {
