@@ -4,7 +4,7 @@
 //! key are one key. A piece of [`Work`] acquires permits in the order of [`Level`]: it never waits for one while it holds a permit of the
 //! same or of a later level. So the work that holds the last permits never waits for other work, and no load can stop the process.
 //!
-//! Work is [current](current) while it is served, so that no function needs it as a parameter. Code without it, such as the command line and
+//! Work is [current] while it is served, so that no function needs it as a parameter. Code without it, such as the command line and
 //! the loops in the background, is bounded by its own construction, and not here.
 
 mod work;

@@ -1,6 +1,6 @@
 //! Admission of requests: their rate, and the permits that they need before their handler runs.
 //!
-//! The steps, in this order, which is that of [`Level`](crate::capacity::Level):
+//! The steps, in this order, which is that of [`Level`]:
 //! 1. [`Admission::check_rate`] bounds the rate of one API key, if a rate is configured.
 //! 2. [`Admission::enter`] bounds the number of requests in the service.
 //! 3. [`super::body_limits::buffer`] bounds the memory of bodies.
