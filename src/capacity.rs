@@ -313,12 +313,6 @@ impl Capacity {
         })
     }
 
-    /// Returns the longest wait of a request.
-    #[must_use]
-    pub fn queue_timeout(&self) -> Duration {
-        self.queue_timeout
-    }
-
     /// Records that a request has got a permit to run, or none within the permitted wait.
     fn record_start(&self, has_started: bool) {
         let mut since = self.stuck_since.lock().unwrap_or_else(PoisonError::into_inner);

@@ -106,22 +106,16 @@ impl Work {
     /// Adds memory, before the work uses it. If it is not free, the work releases the memory that it has, and waits for all of it.
     pub async fn claim(&self, bytes: usize) -> Result<(), Overloaded> {
         let Some(inner) = &self.0 else { return Ok(()) };
-        let more = self.try_acquire(&inner.capacity.memory, kib(bytes));
-        let memory = inner.lock().memory.take();
-        let memory = match (memory, more) {
-            (Some(mut memory), Some(more)) => {
-                memory.merge(more);
-                memory
-            }
-            (None, Some(more)) => more,
-            (memory, None) => {
-                let before = memory.map_or(0, |memory| memory.permits());
-                // Work of precis itself waits as long as necessary.
-                let wait = (inner.kind == Kind::Request).then_some(inner.capacity.queue_timeout);
-                self.acquire(&inner.capacity.memory, before + kib(bytes), wait).await?
-            }
-        };
-        inner.lock().memory = Some(memory);
+        let resource = &inner.capacity.memory;
+        let mut memory = inner.lock().memory.take();
+        let needed = memory.as_ref().map_or(0, Held::permits) + kib(bytes);
+        if self.grow(resource, &mut memory, needed).is_err() {
+            drop(memory);
+            // Work of precis itself waits as long as necessary.
+            let wait = (inner.kind == Kind::Request).then_some(inner.capacity.queue_timeout);
+            memory = Some(self.acquire(resource, needed, wait).await?);
+        }
+        inner.lock().memory = memory;
         Ok(())
     }
 
