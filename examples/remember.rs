@@ -307,7 +307,7 @@ impl Session<'_> {
 
 /// Returns the words of a list without its new message, but with the messages that are recalled in it.
 fn list_words(context: &Context, new_message: &str) -> Result<Words> {
-    let messages: Vec<Value> = serde_json::from_slice(&context.list.messages.to_json())?;
+    let messages: Vec<Value> = serde_json::from_str(&context.list.messages)?;
     let texts: Vec<&str> = messages.iter().filter_map(|message| message.get("content")?.as_str()).collect();
     let text = texts.join("\n");
     Ok(words(text.strip_suffix(new_message).ok_or("the list does not end with the new message")?))

@@ -7,6 +7,7 @@ use self::metrics::{ServiceMetrics, ServiceState};
 use crate::capacity::{self, Level, Overloaded, Resource};
 use crate::domain::consolidation::{Mode, Policy};
 use crate::domain::export_format::LineError;
+use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::recall::RecallOptions;
@@ -133,14 +134,14 @@ async fn complete_internally<T: Send + 'static>(
 }
 
 /// Decodes a stored message.
-fn decode_message(json: String) -> Result<Message, StoreError> {
-    Message::from_stored(json).map_err(invalid_message)
+fn decode_message(json: &str) -> Result<Message, StoreError> {
+    format::read(json).map_err(invalid_message)
 }
 
-/// Returns the error for a stored message that is invalid. The validation errors are dropped, because they may quote the
+/// Returns the error for a stored message that is invalid. The error of validation is dropped, because it may quote the
 /// message.
-fn invalid_message(_: Vec<FieldError>) -> StoreError {
-    StoreError::Corrupt { what: "a message", why: "it is not a message of the chat format".to_owned() }
+fn invalid_message(_: FieldError) -> StoreError {
+    StoreError::Corrupt { what: "a message", why: "it has no role".to_owned() }
 }
 
 /// The error of an operation of the service.

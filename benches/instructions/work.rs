@@ -7,7 +7,7 @@ use crate::domain::consolidation::{PlanScope, Policy};
 use crate::domain::context::{self, StoredParts, SystemPart, SystemParts};
 use crate::domain::coverage::{self, TailSelection};
 use crate::domain::exchange::Exchange;
-use crate::domain::format::{Format, ListOptions, RenderInput};
+use crate::domain::format::{self, Format, ListOptions, RenderInput};
 use crate::domain::headings;
 use crate::domain::id::SessionId;
 use crate::domain::json_validation::{MAX_JSON_DEPTH, MAX_JSON_VALUES, check_json};
@@ -63,12 +63,8 @@ fn conversation(messages: usize) -> Vec<String> {
 
 fn context_messages(messages: usize) -> Vec<ContextMessage> {
     let message = |(seq, json): (i64, String)| {
-        let message = Message::from_stored(json.clone()).expect("a valid message");
-        ContextMessage {
-            seq,
-            metadata: MessageMetadata::new(&message, tokens::count_message(&message)),
-            json,
-        }
+        let message = format::read(&json).expect("a valid message");
+        ContextMessage { seq, metadata: MessageMetadata::new(&message, format::count_tokens(&message)), json }
     };
     (1..).zip(conversation(messages)).map(message).collect()
 }
@@ -97,11 +93,11 @@ fn count_and_parse() {
         }
     });
     let content = RawValue::from_string(json!(text(1)).to_string()).expect("JSON");
-    run("parse_text_message", || drop(black_box(Message::from_content(Role::User, black_box(&content)))));
+    run("parse_text_message", || drop(black_box(format::read_content(Role::User, black_box(&content)))));
     let mut messages = conversation(12).into_iter().map(|json| RawValue::from_string(json).expect("JSON"));
     let with_call = messages.nth(9).expect("a message with a tool call");
     assert!(with_call.get().contains("tool_calls"), "{with_call}");
-    run("parse_message_with_tool_call", || drop(black_box(Message::parse(black_box(&with_call)))));
+    run("parse_message_with_tool_call", || drop(black_box(format::read_given(black_box(&with_call)))));
 
     let body = json!({"user_message": text(0), "assistant_reply": text(1)}).to_string();
     run("check_body_of_exchange", || {
@@ -181,7 +177,6 @@ fn assemble() {
                     system_json: system.json.clone(),
                     system_tokens: system.tokens,
                     history,
-                    tail: Some(&tail),
                     is_prefix_stable: true,
                     ..RenderInput::default()
                 };

@@ -10,9 +10,9 @@ use libfuzzer_sys::fuzz_target;
 use precis::domain::export_format::{
     ExportReader, ExportWriter, ImportRow, ImportedSession, LineError, max_line_bytes, parse_revision,
 };
+use precis::domain::format;
 use precis::domain::id::SessionId;
 use precis::domain::limits::SizeLimits;
-use precis::domain::message::Message;
 use precis::domain::session::{ConsolidationState, Session};
 use precis::service::import::{ImportLimits, Upload};
 use precis_fuzz::quoted;
@@ -128,7 +128,7 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
             ImportRow::Message(message) => {
                 let json = message.message.json();
                 assert!(json.len() <= SIZES.max_message_bytes);
-                assert_eq!(Message::from_stored(json.to_owned()).as_ref(), Ok(&message.message));
+                assert_eq!(format::read(json).as_ref(), Ok(&message.message));
                 let at = message.created_at.unwrap_or(created_at);
                 lines += &writer.message(message.seq, at, message.redacted_at, json).expect("JSON");
             }

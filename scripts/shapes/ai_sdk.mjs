@@ -55,7 +55,7 @@ const native = "[...messages, ...result.responseMessages]";
 const compatible = "@ai-sdk/openai-compatible";
 const calls = completion({ content: "Let me check.", tool_calls: [call("call_1", "boathouse"), call("call_2", "shed")] }, "tool_calls");
 const turn = await run(chat, [asked], calls, completion({ content: final }));
-write("model-messages", native, turn, { rejects: ["messages[1].content[1].type", "tool-call"] });
+write("model-messages", native, turn, { finds: ["spare key", "Let me check", "flowerpot"] });
 await run(chat, [...turn, { role: "user", content: "Thanks!" }], completion({ content: "ok" }));
 write("request", "request of the provider openai-compatible", sent, { finds: found }, compatible);
 write("model-messages-text", native, await run(chat, [asked], completion({ content: final })), { finds: ["spare key", "flowerpot"] });
@@ -66,13 +66,13 @@ write("reasoning", "request of the provider openai-compatible", sent, { finds: [
 
 const text = { type: "text", text: "Compare this with the chart." };
 const image = { role: "user", content: [text, { type: "image", image: png, mediaType: "image/png" }] };
-write("image-part", "messages of generateText", [image], { rejects: ["messages[0].content[1].type", "image"] });
+write("image-part", "messages of generateText", [image], { finds: ["Compare this with the chart"] });
 await run(chat, [image], completion({ content: "ok" }));
 write("image", "request of the provider openai-compatible", sent, { finds: ["chart"] }, compatible);
 const pdf = { role: "user", content: [text, { type: "file", data: "JVBERi0xLjQK", mediaType: "application/pdf", filename: "insurance.pdf" }] };
 write("file-part", "messages of generateText", [pdf], { finds: ["chart"] });
 const parts = [{ type: "text", text: asked.content }];
-write("ui-messages", "messages of useChat", [{ id: "1", role: "user", parts }], { rejects: ["messages[0].content", "missing"] });
+write("ui-messages", "messages of useChat", [{ id: "1", role: "user", parts }], { finds: ["spare key"] });
 
 const thought = { type: "thinking", thinking: "The gardening talk.", signature: "ErUBCkYIBxgCIkA".repeat(8) };
 const used = { type: "tool_use", id: "toolu_1", name: "look", input: { place: "boathouse" } };

@@ -1,11 +1,11 @@
 //! Makes a list fit its window: shortens results of tools, then omits the oldest turns.
 
+use super::format;
 use super::message::{Message, Role};
 use super::message_metadata::MessageMetadata;
 use super::shorten::shorten_middle;
 use super::split_points::newest_turn;
 use super::tokens;
-use serde_json::json;
 use std::collections::BTreeMap;
 
 /// A result of a tool is shortened to at least this many tokens, so that the mark and some of the text remain.
@@ -95,11 +95,8 @@ pub fn fit(
 
 /// Returns a result of a tool with at most `max_tokens` tokens, as far as its id and the mark permit.
 pub fn shorten_result(message: &Message, seq: i64, max_tokens: i64) -> Option<Message> {
-    let with_text = |text: &str| {
-        let json = json!({"role": "tool", "tool_call_id": message.tool_call_id()?, "content": text});
-        Message::from_stored(json.to_string()).ok()
-    };
-    let overhead = tokens::count_message(&with_text("")?);
+    let with_text = |text: &str| Some(Message::tool_result(message.tool_call_id()?, text));
+    let overhead = format::count_tokens(&with_text("")?);
     with_text(&shorten_text(message.content(), seq, max_tokens - overhead))
 }
 
@@ -190,12 +187,11 @@ mod tests {
     #[test]
     fn shortened_result_keeps_its_beginning_and_end() {
         for text in ["word ".repeat(3000), "数据".repeat(2000), "\u{1f375}".repeat(900)] {
-            let json = json!({"role": "tool", "tool_call_id": "c", "content": format!("first {text} last")});
-            let message = Message::from_stored(json.to_string()).expect("valid");
+            let message = Message::tool_result("c", &format!("first {text} last"));
             for max_tokens in [MIN_RESULT_TOKENS, 200, 800] {
                 let shortened = shorten_result(&message, 7, max_tokens).expect("a message");
-                assert!(tokens::count_message(&shortened) <= max_tokens);
-                assert!(tokens::count_message(&shortened) > max_tokens / 2, "as long as possible");
+                assert!(format::count_tokens(&shortened) <= max_tokens);
+                assert!(format::count_tokens(&shortened) > max_tokens / 2, "as long as possible");
                 let text = shortened.content();
                 assert!(text.starts_with("first") && text.ends_with("last"), "{text}");
                 assert!(text.contains("message 7 of this session"), "{text}");

@@ -1,8 +1,8 @@
 //! Exchanges. An exchange is one turn of a conversation and is persisted completely or not at all.
 
+use super::format;
 use super::id::UserId;
 use super::message::Message;
-use super::tokens;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -17,9 +17,11 @@ pub struct Exchange {
     pub user_id: Option<UserId>,
     /// A JSON object that replaces the metadata of the session.
     pub metadata: Option<String>,
-    /// The time at which the messages were written, as checked by [`given_time`](super::given_time::given_time). `None` is the
-    /// time of the store.
+    /// The time at which the messages were written, as read by [`given_time`](super::given_time::given_time). `None` is the time of the
+    /// store.
     pub created_at: Option<OffsetDateTime>,
+    /// The time of our clock when the exchange came in: a later `created_at` becomes this time.
+    pub received_at: Option<OffsetDateTime>,
     /// The times of single messages, which take precedence; empty if there are none.
     pub message_times: Vec<Option<OffsetDateTime>>,
     /// The `seq` that the last message of the session must have; 0 means that the session must have no message.
@@ -66,7 +68,7 @@ impl Exchange {
         let messages = messages
             .into_iter()
             .map(|message| {
-                let tokens = tokens::count_message(&message);
+                let tokens = format::count_tokens(&message);
                 (message, tokens)
             })
             .collect();
@@ -76,7 +78,13 @@ impl Exchange {
     /// Returns the times that the client gave, one for each message; empty if it gave none.
     pub fn given_times(&self) -> impl Iterator<Item = Option<OffsetDateTime>> {
         let count = if self.has_given_times() { self.messages.len() } else { 0 };
-        (0..count).map(|index| self.message_times.get(index).copied().flatten().or(self.created_at))
+        let created_at = self.time();
+        (0..count).map(move |index| self.message_times.get(index).copied().flatten().or(created_at))
+    }
+
+    /// Returns the time that the client gave for the exchange, if any; one in the future becomes the time of our clock.
+    pub fn time(&self) -> Option<OffsetDateTime> {
+        self.created_at.map(|time| self.received_at.map_or(time, |received| time.min(received)))
     }
 
     /// Returns `true` if the client gave the time of any message.

@@ -4,6 +4,7 @@
 //! with serde before any part of it is stored.
 
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt;
 
@@ -35,6 +36,41 @@ pub(crate) fn check_json(text: &str, max_depth: usize, max_values: usize) -> Res
         Err(_) if values.get() > max_values => Err(InvalidJson::TooManyValues),
         Err(error) => Err(InvalidJson::Malformed(error)),
     }
+}
+
+/// Replaces each half of a surrogate pair in JSON text by U+FFFD: clients cut texts inside of an emoji, and their encoders write the
+/// half as an escape.
+pub(crate) fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
+    const REPLACEMENT: &str = "\\ufffd";
+    let unit = |text: &str| {
+        let digits = text.strip_prefix("\\u")?.get(..4)?;
+        u16::from_str_radix(digits, 16).ok().filter(|unit| (0xD800..0xE000).contains(unit))
+    };
+    if !text.contains("\\ud") && !text.contains("\\uD") {
+        return text.into();
+    }
+    let (mut replaced, mut copied, mut at) = (String::new(), 0, 0);
+    while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
+        let Some(escape) = rest.find('\\') else { break };
+        at += escape;
+        let here = text.get(at..).unwrap_or_default();
+        let next = text.get(at + 6..).unwrap_or_default();
+        at += match (unit(here), unit(next)) {
+            (None, _) => 2,
+            (Some(..0xDC00), Some(0xDC00..)) => 12,
+            (Some(_), _) => {
+                replaced.push_str(text.get(copied..at).unwrap_or_default());
+                replaced.push_str(REPLACEMENT);
+                copied = at + 6;
+                6
+            }
+        };
+    }
+    if copied == 0 {
+        return text.into();
+    }
+    replaced.push_str(text.get(copied..).unwrap_or_default());
+    replaced.into()
 }
 
 /// A visitor that reads any JSON value and discards it.
@@ -142,6 +178,19 @@ impl<'de> Visitor<'de> for JsonCheck<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn halves_of_surrogate_pairs_are_replaced() {
+        for (json, expected) in [
+            (r#""cut \ud83d""#, r#""cut \ufffd""#),
+            (r#""\uDe00\ud83d\ud83d\ude00\\ud83d""#, r#""\ufffd\ufffd\ud83d\ude00\\ud83d""#),
+            (r#"{"\uDFFF":"\u00e9\n\"é"}"#, r#"{"\ufffd":"\u00e9\n\"é"}"#),
+            (r#""\ud83"#, r#""\ud83"#),
+            (r#""\"#, r#""\"#),
+        ] {
+            assert_eq!(replace_lone_surrogates(json), expected);
+        }
+    }
 
     #[test]
     fn values_are_counted_without_keys() {

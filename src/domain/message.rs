@@ -1,130 +1,226 @@
-//! A message of a session: the JSON text as sent, without white space between tokens, and the parsed fields.
+//! A message of a session: the JSON text as sent, and its typed parts.
 //!
-//! The JSON text is stored and returned; it is never encoded again from the parsed fields. So unknown fields, the spelling
-//! of numbers and strings and the order of keys are preserved. Models receive the standard form: see [`standard`].
+//! The JSON text is stored and returned; it is never encoded again from the parts. So unknown fields, the spelling of numbers and
+//! strings and the order of keys are preserved. [`super::format`] reads a message from JSON, and renders it for a model.
 
-use super::recall_block::without_block;
 use super::redaction::PLACEHOLDER;
-use super::validation::FieldError;
-use members::{Members, ObjectWriter, list, object, quote};
-use parse::Source;
-use parts::{Content, MessageParts};
-use serde_json::value::RawValue;
-use standard::Attachments;
+use object::quote;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
-mod blocks;
-mod members;
-mod parse;
-mod parts;
-mod standard;
+pub mod object;
 
-pub use blocks::{AnthropicBlock, BlockSize, Equivalent, anthropic_blocks, block_equivalents};
-pub use parts::{Role, ToolCall, function_call_id};
-pub use standard::{CompleteForm, describe_attachment, plain_text, speaker_name};
+/// The author of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    User,
+    Assistant,
+    /// The result of a tool call.
+    Tool,
+    /// A note between other messages. The system prompt comes with each context request.
+    System,
+    /// A note of the developer; a system message where a provider does not know the role.
+    Developer,
+}
 
-/// A valid message in the OpenAI chat format.
+named_variants!(Role {
+    User = "user",
+    Assistant = "assistant",
+    Tool = "tool",
+    System = "system",
+    Developer = "developer"
+});
+
+/// A tool call of an assistant message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The id that the message with the result repeats. It can be empty or the same as that of another call.
+    pub id: String,
+    /// Name of the tool, possibly invalid.
+    pub name: String,
+    /// Arguments: JSON text exactly as the model wrote it, possibly invalid.
+    pub arguments: String,
+    /// The signature of the thought before the call, which Gemini needs back.
+    pub signature: Option<String>,
+}
+
+/// The data of an attachment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    Url(String),
+    /// Data in base64, with padding and without white space.
+    Data {
+        media_type: String,
+        base64: String,
+    },
+    /// The id of a file at the provider.
+    Id(String),
+}
+
+/// A part of a message in the terms of no format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    Text(String),
+    Refusal(String),
+    /// A spoken answer; clients often drop the data and the transcript.
+    Voice {
+        id: String,
+        transcript: String,
+    },
+    Image {
+        source: Source,
+        detail: Option<String>,
+    },
+    Audio {
+        base64: String,
+        format: String,
+    },
+    File {
+        source: Source,
+        name: String,
+    },
+    /// The call at this position of [`Message::tool_calls`].
+    Call(usize),
+    /// A part that no model can be sent; a text names it. `kind` is its type, `name` that of the file, or empty.
+    Other {
+        kind: String,
+        name: String,
+        json: String,
+    },
+}
+
+/// An element of the content: its parts, and the block of the Anthropic format that it was sent as. Thinking and the tools of a
+/// provider have a block and no parts: only this format can express them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Element {
+    pub block: Option<Block>,
+    pub parts: Vec<Part>,
+}
+
+/// A block that only the Anthropic format has, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    pub kind: String,
+    pub json: String,
+}
+
+/// A message of any format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// The text as sent by the client, without white space between tokens.
     json: Box<str>,
-    parts: MessageParts,
+    fields: Fields,
+    text: String,
+}
+
+/// The fields of a message while it is read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fields {
+    pub role: Role,
+    /// The name of the participant.
+    pub name: Option<String>,
+    pub elements: Vec<Element>,
+    pub calls: Vec<ToolCall>,
+    /// The id of the call whose result the message is; empty if it names none.
+    pub result_of: Option<String>,
+}
+
+impl Fields {
+    pub fn new(role: Role) -> Self {
+        Self { role, name: None, elements: Vec::new(), calls: Vec::new(), result_of: None }
+    }
+
+    /// Appends a part without a block.
+    pub fn push(&mut self, part: Part) {
+        self.elements.push(part.into());
+    }
+
+    /// Appends a call, with the block that it was sent as.
+    pub fn push_call(&mut self, call: ToolCall, block: Option<Block>) {
+        self.elements.push(Element { block, parts: vec![Part::Call(self.calls.len())] });
+        self.calls.push(call);
+    }
+}
+
+impl From<Part> for Element {
+    fn from(part: Part) -> Self {
+        Self { block: None, parts: vec![part] }
+    }
+}
+
+impl Part {
+    /// Returns the text of the part, which search finds and summaries contain.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) | Self::Refusal(text) | Self::Voice { transcript: text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Returns the type of an attachment.
+    pub fn attachment_type(&self) -> Option<&str> {
+        match self {
+            Self::Image { .. } => Some("image_url"),
+            Self::Audio { .. } => Some("input_audio"),
+            Self::File { .. } => Some("file"),
+            Self::Other { kind, .. } => Some(kind),
+            _ => None,
+        }
+    }
 }
 
 impl Message {
+    /// Creates a message; `json` has no white space between tokens.
+    pub fn new(json: String, fields: Fields) -> Self {
+        let mut text = String::new();
+        for part in fields.elements.iter().flat_map(|element| &element.parts) {
+            let part = part.text().unwrap_or_default();
+            if !text.is_empty() && !part.is_empty() {
+                text.push('\n');
+            }
+            text.push_str(part);
+        }
+        Self { json: json.into(), fields, text }
+    }
+
     /// Creates a message of plain text.
     pub fn text(role: Role, text: &str) -> Self {
-        let json = format!(r#"{{"role":"{role}","content":{}}}"#, serde_json::Value::from(text));
-        let content = Content { text: text.to_owned(), ..Content::default() };
-        let (name, refusal, tool_calls, tool_call_id) = (None, None, Vec::new(), None);
-        Self {
-            json: json.into(),
-            parts: MessageParts { role, name, content, refusal, tool_calls, tool_call_id },
-        }
+        let mut fields = Fields::new(role);
+        fields.result_of = (role == Role::Tool).then(String::new);
+        fields.push(Part::Text(text.to_owned()));
+        Self::new(format!(r#"{{"role":"{role}","content":{}}}"#, quote(text)), fields)
     }
 
-    /// Parses a message sent by a client. Returns all invalid fields, not only the first one.
-    pub fn parse(json: &RawValue) -> Result<Self, Vec<FieldError>> {
-        let json = without_block(json.get());
-        Ok(Self { parts: parse::parse(&json, Source::Client)?, json: minify_json(&json).into() })
-    }
-
-    /// Parses a message of an export, which may come from an earlier version that accepted more.
-    pub fn parse_exported(json: &RawValue) -> Result<Self, Vec<FieldError>> {
-        Self::from_stored(minify_json(json.get()))
-    }
-
-    /// Parses a message in the Anthropic format; parts of the chat format are accepted, too. Each result of a tool becomes a
-    /// message of its own.
-    pub fn parse_anthropic(json: &RawValue) -> Result<Vec<Self>, Vec<FieldError>> {
-        let json = without_block(json.get());
-        let parts = parse::parse(&json, Source::AnthropicClient)?;
-        let json = minify_json(&json);
-        match blocks::split_results(&json) {
-            None => Ok(vec![Self { parts, json: json.into() }]),
-            Some(messages) => messages.into_iter().map(Self::from_stored).collect(),
-        }
-    }
-
-    /// Creates messages from content in the Anthropic format: see [`Self::parse_anthropic`]. Errors have paths relative to
-    /// the content.
-    pub fn from_anthropic_content(role: Role, content: &RawValue) -> Result<Vec<Self>, Vec<FieldError>> {
-        let Self { json, parts } = Self::parse_content(role, content, Source::AnthropicClient)?;
-        match blocks::split_results(&json) {
-            None => Ok(vec![Self { json, parts }]),
-            Some(messages) => messages.into_iter().map(Self::from_stored).collect(),
-        }
-    }
-
-    /// Creates a message from its content: a string or a list of content parts. Errors have paths relative to the content.
-    pub fn from_content(role: Role, content: &RawValue) -> Result<Self, Vec<FieldError>> {
-        Self::parse_content(role, content, Source::Client)
-    }
-
-    fn parse_content(role: Role, content: &RawValue, source: Source) -> Result<Self, Vec<FieldError>> {
-        let content = without_block(content.get());
-        let json = format!(r#"{{"role":"{role}","content":{}}}"#, minify_json(&content));
-        let parts = parse::parse(&json, source).map_err(|mut errors| {
-            for error in &mut errors {
-                let path = error.field.strip_prefix("content").unwrap_or(&error.field);
-                error.field = path.trim_start_matches('.').to_owned();
-            }
-            errors
-        })?;
-        if content == "null" {
-            return Err(vec![FieldError::new("", "must be a string or a list of content parts")]);
-        }
-        Ok(Self { parts, json: json.into() })
-    }
-
-    /// Parses a message that was stored or is already free of white space between tokens.
-    pub fn from_stored(json: String) -> Result<Self, Vec<FieldError>> {
-        Ok(Self { parts: parse::parse(&json, Source::Stored)?, json: json.into() })
-    }
-
-    /// Returns the message in its standard form, or `None` if it has that form.
-    pub fn standard(&self) -> Option<Self> {
-        let converted =
-            standard::convert(&self.json, !self.tool_calls().is_empty(), Attachments::OfAllMessages)?;
-        Self::from_stored(converted.json).ok()
+    /// Creates the result of a tool.
+    pub fn tool_result(id: &str, text: &str) -> Self {
+        let mut fields = Fields { result_of: Some(id.to_owned()), ..Fields::new(Role::Tool) };
+        fields.push(Part::Text(text.to_owned()));
+        Self::new(
+            format!(r#"{{"role":"tool","tool_call_id":{},"content":{}}}"#, quote(id), quote(text)),
+            fields,
+        )
     }
 
     /// Returns the message without its content: the role, the ids and names of tool calls, and the id of the call that it
     /// answers. The redaction of a redacted message is the same message.
-    pub fn redacted(&self) -> Result<Self, Vec<FieldError>> {
-        let mut json = ObjectWriter::with_capacity(64);
-        json.add("role", &quote(self.role().as_str()));
+    #[must_use]
+    pub fn redacted(&self) -> Self {
+        let role = self.role();
         if let Some(id) = self.tool_call_id() {
-            json.add("tool_call_id", &quote(id));
+            return Self::tool_result(id, PLACEHOLDER);
         }
-        json.add("content", &quote(PLACEHOLDER));
-        if !self.tool_calls().is_empty() {
-            let call = |call: &ToolCall| {
-                let function = object(&[("name", &quote(&call.name)), ("arguments", &quote("{}"))]);
-                object(&[("id", &quote(&call.id)), ("type", &quote("function")), ("function", &function)])
-            };
-            json.add("tool_calls", &list(&self.tool_calls().iter().map(call).collect::<Vec<_>>()));
+        let mut fields = Fields::new(role);
+        fields.push(Part::Text(PLACEHOLDER.to_owned()));
+        let mut json = format!(r#"{{"role":"{role}","content":{}"#, quote(PLACEHOLDER));
+        for ToolCall { id, name, .. } in self.tool_calls() {
+            json += if fields.calls.is_empty() { r#","tool_calls":["# } else { "," };
+            let function = format!(r#"{{"name":{},"arguments":"{{}}"}}"#, quote(name));
+            json += &[r#"{"id":"#, &quote(id), r#","type":"function","function":"#, &function, "}"].concat();
+            let (id, name, arguments) = (id.clone(), name.clone(), "{}".to_owned());
+            fields.push_call(ToolCall { id, name, arguments, signature: None }, None);
         }
-        Self::from_stored(json.finish())
+        json += if fields.calls.is_empty() { "}" } else { "]}" };
+        Self::new(json, fields)
     }
 
     pub fn json(&self) -> &str {
@@ -132,72 +228,64 @@ impl Message {
     }
 
     pub fn role(&self) -> Role {
-        self.parts.role
+        self.fields.role
     }
 
     /// Returns the name of the participant, if the client sent one.
     pub fn name(&self) -> Option<&str> {
-        self.parts.name.as_deref()
+        self.fields.name.as_deref()
     }
 
-    /// Returns the text parts and the refusal, joined by line feeds. The text may be empty.
+    /// Returns all texts and the refusal, joined by line feeds. The text may be empty.
     pub fn content(&self) -> &str {
-        &self.parts.content.text
+        &self.text
     }
 
-    /// Returns `true` if the content is a list of parts instead of a string.
-    pub fn has_parts(&self) -> bool {
-        self.parts.content.is_list
+    /// Returns the content in its order, and then calls and the refusal of fields of their own.
+    pub fn elements(&self) -> &[Element] {
+        &self.fields.elements
     }
 
-    /// Returns the field `refusal` of an assistant message.
-    pub fn refusal(&self) -> Option<&str> {
-        self.parts.refusal.as_deref()
+    pub fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.fields.elements.iter().flat_map(|element| &element.parts)
     }
 
-    /// Returns the types of the content parts that are not text.
-    pub fn attachment_types(&self) -> &[String] {
-        &self.parts.content.attachment_types
+    /// Returns the types of the parts that are not text.
+    pub fn attachment_types(&self) -> impl Iterator<Item = &str> {
+        self.parts().filter_map(Part::attachment_type)
     }
 
     pub fn tool_calls(&self) -> &[ToolCall] {
-        &self.parts.tool_calls
+        &self.fields.calls
     }
 
-    /// Returns the id of the tool call whose result the message is.
+    /// Returns the id of the tool call whose result the message is; empty if the message names none.
     pub fn tool_call_id(&self) -> Option<&str> {
-        self.parts.tool_call_id.as_deref()
+        self.fields.result_of.as_deref()
     }
 }
 
-/// A stored message as chat completions accept it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SentForm {
-    pub json: String,
-    /// A text has replaced an image, audio or a file, so the message has another number of tokens than its standard form.
-    pub lacks_attachments: bool,
-}
-
-impl SentForm {
-    /// Returns `None` if the stored message has the form. `makes_calls` tells if the message was stored with calls.
-    pub fn of(json: &str, makes_calls: bool) -> Option<Self> {
-        let converted = standard::convert(json, makes_calls, Attachments::OfUsers)?;
-        Some(Self { json: converted.json, lacks_attachments: converted.lacks_attachments })
-    }
-}
-
-impl<'a> CompleteForm<'a> {
-    /// Returns a stored message with all fields. `makes_calls` tells if the message was stored with calls.
-    pub fn of(json: &'a str, makes_calls: bool) -> Self {
-        standard::complete(json, makes_calls)
-    }
+/// Returns the text in JSON, without quotes, if the message consists of a role and a text, like most messages.
+pub fn plain_text(json: &str) -> Option<&str> {
+    const ROLE_FIRST: [(&str, &str); 2] =
+        [(r#"{"role":"user","content":""#, "\"}"), (r#"{"role":"assistant","content":""#, "\"}")];
+    const TEXT_FIRST: [(&str, &str); 2] =
+        [(r#"{"content":""#, r#"","role":"user"}"#), (r#"{"content":""#, r#"","role":"assistant"}"#)];
+    let inside = |(start, end): &(&str, &str)| json.strip_prefix(start)?.strip_suffix(end);
+    // The text ends at the first quote without an escape, so this quote must be the last one.
+    ROLE_FIRST.iter().chain(&TEXT_FIRST).find_map(inside).filter(|text| {
+        text.match_indices('"').all(|(at, _)| {
+            let before = text.as_bytes().get(..at).unwrap_or_default();
+            before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
+        })
+    })
 }
 
 /// Returns the field `extra` of a stored message: a JSON object with data of an adapter.
-pub fn extra(json: &str) -> Option<&str> {
+pub fn extra(json: &str) -> Option<String> {
     // Most messages do not contain this text at all and need not be parsed.
-    let extra = json.contains(r#""extra":"#).then(|| Members::parse(json).get("extra"))?;
-    extra.filter(|extra| extra.starts_with('{'))
+    let object = json.contains(r#""extra":"#).then(|| object::Object::parse(json))?;
+    object.get("extra").filter(|extra| extra.starts_with('{')).map(str::to_owned)
 }
 
 /// Removes the white space between the tokens of valid JSON text, so that a message never spans several lines.
@@ -216,108 +304,4 @@ pub(crate) fn minify_json(json: &str) -> String {
         }
     }
     minified
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use test_case::test_case;
-
-    fn parse(json: &str) -> Result<Message, Vec<FieldError>> {
-        Message::parse(serde_json::from_str(json).expect("JSON"))
-    }
-
-    #[test]
-    fn parsed_message_keeps_unknown_fields_and_spelling() {
-        let given = r#"{ "z": 1.0, "role": "assistant",  "content": "a \" b\n {x : 1}", "big": 123456789012345678901 }"#;
-        let message = parse(given).expect("valid");
-        let kept = r#"{"z":1.0,"role":"assistant","content":"a \" b\n {x : 1}","big":123456789012345678901}"#;
-        assert_eq!((message.json(), message.content()), (kept, "a \" b\n {x : 1}"));
-        assert_eq!(Message::from_stored(kept.to_owned()), Ok(message));
-    }
-
-    proptest! {
-        #[test]
-        fn minified_json_is_compact_and_equal(texts in prop::collection::vec(r#"[a "\\\n{}:é]{0,6}"#, 0..6)) {
-            let value = serde_json::json!({"texts": texts, "a \" b": [null, {}]});
-            let indented = serde_json::to_string_pretty(&value).expect("JSON");
-            prop_assert_eq!(minify_json(&indented.replace('\n', "\r\n\t")), value.to_string());
-        }
-    }
-
-    #[test_case(r#""user","content":[{"type":"text","text":"a"},{"type":"image_url"},{"type":"text","text":"b"}]"# => ("a\nb".to_owned(), None); "text parts")]
-    #[test_case(r#""assistant","content":null,"refusal":"No.""# => ("No.".to_owned(), Some("No.".to_owned())); "refusal")]
-    #[test_case(r#""assistant","content":"Well.","refusal":"No.""# => ("Well.\nNo.".to_owned(), Some("No.".to_owned())); "text and refusal")]
-    #[test_case(r#""user","content":"Hi.","refusal":"No.""# => ("Hi.".to_owned(), None); "unknown field of a user message")]
-    fn text_consists_of_text_parts_and_refusal(fields: &str) -> (String, Option<String>) {
-        let message = parse(&format!(r#"{{"role":{fields}}}"#)).expect("valid");
-        (message.content().to_owned(), message.refusal().map(str::to_owned))
-    }
-
-    /// `tests/api/bodies.rs` has more cases.
-    #[test_case(r#"["role"]"# => vec![""]; "list")]
-    #[test_case(r#"{"role":7,"content":[{"type":"text","text":7}],"name":"n","tool_call_id":[]}"# => vec!["role", "content[0].text", "tool_call_id"]; "several wrong types")]
-    #[test_case(r#"{"role":"user","content":[["text","a"]]}"# => vec!["content[0]"]; "list instead of a part")]
-    #[test_case(r#"{"role":"assistant","tool_calls":[["a","function",{"name":"f","arguments":""}]]}"# => vec!["tool_calls[0]"]; "list instead of a call")]
-    #[test_case(r#"{"role":"assistant","tool_calls":[{"id":"a","function":["f","{}"]}]}"# => vec!["tool_calls[0].function"]; "list instead of a function")]
-    #[test_case(r#"{"role":"function","content":"a"}"# => vec!["name"]; "result of an unknown function")]
-    #[test_case(r#"{"role":"assistant","tool_calls":[{"id":"a","type":"custom","custom":{"name":"f"}}]}"# => vec!["tool_calls[0].custom.input"]; "custom call without input")]
-    #[test_case(r#"{"role":"user","content":[{"type":"output_text"}]}"# => vec!["content[0].text"]; "text part without text")]
-    fn invalid_fields_are_reported_with_their_paths(json: &str) -> Vec<String> {
-        parse(json).expect_err("invalid").into_iter().map(|error| error.field).collect()
-    }
-
-    #[test_case("tool_use", "anthropic")]
-    #[test_case("tool-call", "tool_calls")]
-    #[test_case("tool_result", "anthropic")]
-    #[test_case("function_call_output", "role tool")]
-    #[test_case("image", "anthropic")]
-    #[test_case("whatever", "input_text")]
-    fn unknown_content_part_is_rejected_with_advice(kind: &str, advice: &str) {
-        let json = format!(r#"{{"role":"user","content":[{{"type":"{kind}"}}]}}"#);
-        let errors = parse(&json).expect_err("rejected");
-        assert_eq!(errors[0].field, "content[0].type");
-        assert!(errors[0].detail.contains(kind) && errors[0].detail.contains(advice), "{errors:?}");
-    }
-
-    #[test_case(r#""user","name":"Ada","content":[{"type":"text","text":"a secret"}],"extra":{"a":1}"# => r#""user","content":"[redacted]""#; "parts, name and extra")]
-    #[test_case(r#""assistant","content":null,"refusal":"a secret","reasoning_content":"a secret""# => r#""assistant","content":"[redacted]""#; "refusal and reasoning")]
-    #[test_case(r#""assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":"a secret"}},{"id":"d","type":"custom","custom":{"name":"g","input":"a secret"}}]"# => r#""assistant","content":"[redacted]","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}},{"id":"d","type":"function","function":{"name":"g","arguments":"{}"}}]"#; "calls")]
-    #[test_case(r#""assistant","function_call":{"name":"f","arguments":"a secret"}"# => r#""assistant","content":"[redacted]","tool_calls":[{"id":"function_f","type":"function","function":{"name":"f","arguments":"{}"}}]"#; "call in the older form")]
-    #[test_case(r#""function","name":"f","content":"a secret""# => r#""tool","tool_call_id":"function_f","content":"[redacted]""#; "result in the older form")]
-    #[test_case(r#""tool","tool_call_id":"c\"","content":"a secret""# => r#""tool","tool_call_id":"c\"","content":"[redacted]""#; "result")]
-    fn redacted_message_keeps_role_and_calls_only(fields: &str) -> String {
-        let message = parse(&format!(r#"{{"role":{fields}}}"#)).expect("valid");
-        let redacted = message.redacted().expect("valid");
-        let calls =
-            |message: &Message| message.tool_calls().iter().map(|call| call.id.clone()).collect::<Vec<_>>();
-        assert_eq!((calls(&redacted), redacted.tool_call_id()), (calls(&message), message.tool_call_id()));
-        assert_eq!(redacted.redacted(), Ok(redacted.clone()));
-        redacted
-            .json()
-            .strip_prefix(r#"{"role":"#)
-            .and_then(|json| json.strip_suffix('}'))
-            .expect("an object")
-            .to_owned()
-    }
-
-    #[test]
-    fn duplicate_tool_call_id_among_100_000_calls_is_found() {
-        let call = |id: usize| format!(r#"{{"id":"{id}","function":{{"name":"f","arguments":"{{}}"}}}}"#);
-        let calls: Vec<String> = (0..100_000).chain([7]).map(call).collect();
-        let errors = parse(&format!(r#"{{"role":"assistant","tool_calls":[{}]}}"#, calls.join(",")));
-        assert_eq!(errors.expect_err("invalid")[0].field, "tool_calls[100000].id");
-    }
-
-    /// Comparing each call with all others would take a minute.
-    #[test]
-    fn duplicate_id_among_100_000_tool_use_blocks_is_found() {
-        let block = |id: usize| format!(r#"{{"type":"tool_use","id":"{id}","name":"f","input":{{}}}}"#);
-        let blocks: Vec<String> = (0..100_000).chain([7]).map(block).collect();
-        let json = format!(r#"{{"role":"assistant","content":[{}]}}"#, blocks.join(","));
-        let raw = serde_json::value::RawValue::from_string(json).expect("JSON");
-        let errors = Message::parse_anthropic(&raw);
-        assert_eq!(errors.expect_err("invalid")[0].field, "content[100000].id");
-    }
 }

@@ -63,7 +63,7 @@ pub struct ContextMessage {
     pub json: String,
 }
 
-/// Parses a conversation: `u` and `a` are plain messages, `Axy` makes the tool calls x and y, and `tx` is the result of x.
+/// Parses a conversation: `u`, `a` and `s` are plain messages, `Axy` makes the tool calls x and y, and `tx` is the result of x.
 #[cfg(test)]
 pub(super) fn conversation(script: &str) -> Vec<MessageMetadata> {
     let message = |word: &str| {
@@ -71,6 +71,7 @@ pub(super) fn conversation(script: &str) -> Vec<MessageMetadata> {
         let mut ids = ids.chars().map(String::from);
         let (role, calls, result_of) = match kind {
             "u" => (Role::User, Vec::new(), None),
+            "s" => (Role::System, Vec::new(), None),
             "t" => (Role::Tool, Vec::new(), ids.next()),
             _ => (Role::Assistant, ids.collect(), None),
         };

@@ -1,5 +1,6 @@
 //! Recall: earlier messages that match the new message of the user, as a block before its text.
 
+use super::format;
 use super::id::SessionId;
 use super::message::{Message, Role};
 use super::recall_block;
@@ -82,7 +83,7 @@ pub fn with_recalled(
     session: &SessionId,
 ) -> Option<Message> {
     let lines: Vec<String> = recalled.iter().map(|message| message.line(session)).collect();
-    Message::from_stored(recall_block::with_block(message.json(), &recall_block::block(&lines))?).ok()
+    format::read(&recall_block::with_block(message.json(), &recall_block::block(&lines))?).ok()
 }
 
 /// Words of greetings, thanks, agreement and surprise. They match the small talk of earlier messages, which helps with nothing.

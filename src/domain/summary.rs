@@ -34,10 +34,6 @@ pub fn check_written(path: &str, text: &str) -> Result<(), FieldError> {
         let detail = "is empty: write the summary, or restore an earlier revision to remove it";
         return Err(FieldError::new(path, detail));
     }
-    // Postgres cannot store this character.
-    if text.contains('\0') {
-        return Err(FieldError::new(path, "must not contain the NUL character"));
-    }
     check_length(path, text)
 }
 
@@ -194,7 +190,7 @@ mod tests {
     fn written_summary_is_checked() {
         assert_eq!(check_written("summary", " a\n"), Ok(()));
         assert_eq!(check_written("summary", &"x".repeat(MAX_BYTES)), Ok(()));
-        for text in ["", " \n\t\u{3000}", "a\0", &"x".repeat(MAX_BYTES + 1)] {
+        for text in ["", " \n\t\u{3000}", &"x".repeat(MAX_BYTES + 1)] {
             assert_eq!(check_written("summary", text).expect_err("invalid").field, "summary");
         }
     }

@@ -26,23 +26,27 @@
 //! compared exactly, with its white space.
 
 use super::exchange::hash_text;
-use super::format::{Format, anthropic_call_id, anthropic_tool_name};
+use super::format::{Format, call_id, speaker_name, tool_name, valid_arguments};
 use super::id::{SessionId, UserId};
 use super::json::as_integer;
 use super::json_validation::{MAX_JSON_DEPTH, check_json};
-use super::message::{Equivalent, Message, Role, block_equivalents, function_call_id, speaker_name};
-use serde_json::{Map, Value};
+use super::message::{Message, Part, Role, Source, ToolCall};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
+use std::borrow::Cow;
 use std::fmt;
 use time::OffsetDateTime;
 
 /// Arguments of a call with more JSON values are compared as text.
 const MAX_ARGUMENT_VALUES: usize = 50_000;
 
-/// The complete list of the messages that a client has, without a leading system message.
+/// The complete list of the messages that a client has.
 #[derive(Clone, Debug, Default)]
 pub struct ClientList {
     pub messages: Vec<Message>,
+    /// The instructions at the beginning of the list. They are the system prompt and no part of the history, unless the history begins
+    /// with instructions, too.
+    pub instructions: Vec<Message>,
     /// The format of the messages in the request.
     pub format: Format,
     /// The times of the messages, as far as the client gave them.
@@ -91,6 +95,11 @@ impl ClientList {
     }
 }
 
+/// Returns `true` for a message that is an instruction at the beginning of a list.
+pub fn is_instruction(message: &Message) -> bool {
+    matches!(message.role(), Role::System | Role::Developer)
+}
+
 /// The first part in which two messages differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
@@ -119,223 +128,89 @@ pub struct Divergence {
     pub given_role: Role,
 }
 
-/// Compares the JSON of a stored message with that of one in the list. Equal bytes, the usual case, cost no parsing.
-pub fn difference(stored: &str, given: &str) -> Option<Difference> {
-    if stored == given {
-        return None;
-    }
-    let (stored, given) = (Meaning::of(stored), Meaning::of(given));
+/// Compares a stored message with that of the list. A redacted message is compared by what a redaction keeps, because the list may contain
+/// the message as it was before.
+pub fn difference(stored: &Message, given: &Message) -> Option<Difference> {
+    let name = |message: &Message| match message.role() {
+        Role::Tool => String::new(),
+        // A context has the name in this form.
+        _ => message.name().map(speaker_name).unwrap_or_default(),
+    };
+    let result_of = |message: &Message| message.tool_call_id().map(call_id);
+    let is_same = |(stored, given): (&ToolCall, &ToolCall)| {
+        call_id(&stored.id) == call_id(&given.id)
+            && tool_name(&stored.name) == tool_name(&given.name)
+            && (stored.arguments == given.arguments
+                || arguments(&stored.arguments) == arguments(&given.arguments))
+    };
+    let (calls, given_calls) = (stored.tool_calls(), given.tool_calls());
     let parts = [
-        (Difference::Role, stored.role == given.role),
-        (Difference::Name, stored.name == given.name),
-        (Difference::Content, stored.content == given.content),
-        (Difference::ToolCalls, stored.tool_calls == given.tool_calls),
-        (Difference::ToolCallId, stored.tool_call_id == given.tool_call_id),
+        (Difference::Role, stored.role() == given.role()),
+        (Difference::Name, name(stored) == name(given)),
+        (Difference::Content, meanings(stored) == meanings(given)),
+        (
+            Difference::ToolCalls,
+            calls.len() == given_calls.len() && calls.iter().zip(given_calls).all(is_same),
+        ),
+        (Difference::ToolCallId, result_of(stored) == result_of(given)),
     ];
     parts.into_iter().find_map(|(part, is_same)| (!is_same).then_some(part))
 }
 
-/// Compares the JSON of a redacted message with that of one in the list. The list may contain the message as it was before, so
-/// only what a redaction keeps is compared.
-pub fn difference_from_redacted(stored: &str, given: &Message) -> Option<Difference> {
-    match given.redacted() {
-        Ok(redacted) => difference(stored, redacted.json()),
-        Err(_) => Some(Difference::Content),
-    }
-}
-
-/// The parts of a message that are compared.
-#[derive(Debug)]
-struct Meaning {
-    role: String,
-    name: Option<String>,
-    content: Vec<Part>,
-    tool_calls: Vec<Call>,
-    tool_call_id: Option<String>,
-}
-
+/// A part of the content that is compared.
 #[derive(Debug, PartialEq)]
-enum Part {
-    Text(String),
-    Refusal(String),
+enum Meaning<'m> {
+    Text(Cow<'m, str>),
+    /// The data of an attachment, or its address; a spoken answer by its id.
+    Attachment(&'m str, Cow<'m, str>),
     Other(Value),
 }
 
-#[derive(Debug, PartialEq)]
-struct Call {
-    id: String,
-    name: String,
-    arguments: Value,
-}
-
-impl Meaning {
-    fn of(message: &str) -> Self {
-        // A valid message is an object.
-        let mut fields: Map<String, Value> = serde_json::from_str(message).unwrap_or_default();
-        let mut meaning = Self {
-            role: take_text(&mut fields, "role").unwrap_or_default(),
-            name: take_text(&mut fields, "name"),
-            content: Vec::new(),
-            tool_calls: Vec::new(),
-            tool_call_id: take_text(&mut fields, "tool_call_id").as_deref().map(anthropic_call_id),
-        };
-        match fields.remove("content") {
-            Some(Value::String(text)) => meaning.content.push(Part::Text(text)),
-            Some(Value::Array(parts)) => parts.into_iter().for_each(|part| meaning.add_part(part)),
-            _ => {}
-        }
-        meaning.content.extend(take_text(&mut fields, "refusal").map(Part::Refusal));
-        // The data of a reply in audio is often dropped; its id refers to it.
-        if let Some(Value::Object(mut audio)) = fields.remove("audio") {
-            meaning.content.extend(audio.remove("id").map(|id| Part::Other(json_object("audio", id))));
-        }
-        if let Some(Value::Array(calls)) = fields.remove("tool_calls") {
-            meaning.tool_calls.extend(calls.into_iter().map(Call::of));
-        }
-        if let Some(Value::Object(mut call)) = fields.remove("function_call") {
-            let id = call.get("name").and_then(Value::as_str).map(function_call_id).unwrap_or_default();
-            meaning.tool_calls.push(Call::function(&id, &mut call));
-        }
-        // The older form of the result of a tool.
-        if meaning.role == "function" {
-            let function = meaning.name.as_deref().unwrap_or_default();
-            meaning.tool_call_id = Some(anthropic_call_id(&function_call_id(function)));
-            Role::Tool.as_str().clone_into(&mut meaning.role);
-        }
-        if meaning.role == Role::Tool.as_str() {
-            meaning.name = None;
-            meaning.join_texts();
-        }
-        // A context has the name in this form.
-        meaning.name = meaning.name.map(|name| speaker_name(&name)).filter(|name| !name.is_empty());
-        meaning.content.retain(|part| *part != Part::Text(String::new()));
-        meaning
-    }
-
-    /// Adds a content part of the chat format, or a block of the Anthropic format. Reasoning adds nothing.
-    fn add_part(&mut self, part: Value) {
-        let Value::Object(mut fields) = part else { return self.content.push(Part::Other(part)) };
-        let kind = fields.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
-        match &*kind {
-            "text" | "input_text" | "output_text" => {
-                self.content.push(Part::Text(take_text(&mut fields, "text").unwrap_or_default()));
+/// Returns the content in its order. The texts of a result are one text, because some formats have one text, others a list.
+fn meanings(message: &Message) -> Vec<Meaning<'_>> {
+    let source = |source: &'_ Source| match source {
+        Source::Url(text) | Source::Id(text) | Source::Data { base64: text, .. } => text.clone().into(),
+    };
+    let mut meanings: Vec<Meaning<'_>> = Vec::new();
+    for part in message.parts() {
+        meanings.push(match part {
+            Part::Call(_) => continue,
+            Part::Text(text) => Meaning::Text(text.into()),
+            Part::Refusal(text) => Meaning::Attachment("refusal", text.into()),
+            Part::Voice { id, transcript } if id.is_empty() => Meaning::Text(transcript.into()),
+            Part::Voice { id, .. } => Meaning::Attachment("audio", id.into()),
+            Part::Image { source: of, .. } => Meaning::Attachment("image", source(of)),
+            Part::File { source: of, .. } => Meaning::Attachment("file", source(of)),
+            Part::Audio { base64, .. } => Meaning::Attachment("audio", base64.into()),
+            Part::Other { json, .. } => {
+                Meaning::Other(without_marks(serde_json::from_str(json).unwrap_or_default()))
             }
-            "refusal" => self.content.extend(take_text(&mut fields, "refusal").map(Part::Refusal)),
-            "reasoning" | "thinking" | "redacted_thinking" => {}
-            "image_url" | "input_image" => self.content.push(Part::image(fields)),
-            "tool_use" => {
-                let id = take_text(&mut fields, "id").unwrap_or_default();
-                let name = take_text(&mut fields, "name").unwrap_or_default();
-                self.tool_calls.push(Call::new(&id, &name, fields.remove("input").unwrap_or_default()));
-            }
-            _ => {
-                let part = Value::Object(fields);
-                let Some(equivalents) = block_equivalents(&kind, &part.to_string()) else {
-                    return self.content.push(Part::Other(without_marks(part)));
-                };
-                if kind == "tool_result" {
-                    // The stored role of its message is the one of the user.
-                    Role::Tool.as_str().clone_into(&mut self.role);
-                    let id = part.get("tool_use_id").and_then(Value::as_str);
-                    self.tool_call_id = id.map(anthropic_call_id);
-                }
-                for equivalent in equivalents {
-                    match equivalent {
-                        Equivalent::Text(text) => self.content.push(Part::Text(text)),
-                        Equivalent::Attachment(json) => {
-                            self.add_part(serde_json::from_str(&json).unwrap_or_default());
-                        }
-                        Equivalent::Named(_) => {
-                            self.content.push(Part::Other(without_marks(part.clone())));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Joins the texts of a result: some formats have one text, others a list.
-    fn join_texts(&mut self) {
-        let mut texts = Vec::new();
-        self.content.retain_mut(|part| {
-            let Part::Text(text) = part else { return true };
-            texts.push(std::mem::take(text));
-            false
         });
-        texts.retain(|text| !text.is_empty());
-        self.content.insert(0, Part::Text(texts.join("\n")));
     }
+    if message.role() == Role::Tool {
+        let texts: Vec<&str> =
+            message.parts().filter_map(Part::text).filter(|text| !text.is_empty()).collect();
+        meanings.retain(|part| !matches!(part, Meaning::Text(_)));
+        meanings.insert(0, Meaning::Text(texts.join("\n").into()));
+    }
+    meanings.retain(|part| !matches!(part, Meaning::Text(text) if text.is_empty()));
+    meanings
 }
 
-impl Part {
-    /// Compares an image by its URL or its data.
-    fn image(mut fields: Map<String, Value>) -> Self {
-        let url = match fields.get_mut("image_url") {
-            Some(Value::Object(image)) => image.get_mut("url"),
-            url => url,
-        };
-        match url.map(Value::take) {
-            Some(url @ Value::String(_)) => Self::Other(json_object("image_url", url)),
-            _ => Self::Other(without_marks(Value::Object(fields))),
-        }
-    }
-}
-
-impl Call {
-    /// Ids and names are compared as all formats can express them.
-    fn new(id: &str, name: &str, arguments: Value) -> Self {
-        let arguments = with_plain_numbers(plain_arguments(arguments));
-        Self { id: anthropic_call_id(id), name: anthropic_tool_name(name), arguments }
-    }
-
-    fn of(call: Value) -> Self {
-        let Value::Object(mut call) = call else { return Self::function("", &mut Map::new()) };
-        let id = take_text(&mut call, "id").unwrap_or_default();
-        if let Some(Value::Object(mut custom)) = call.remove("custom") {
-            let name = take_text(&mut custom, "name").unwrap_or_default();
-            let input = custom.remove("input").unwrap_or_default();
-            return Self::new(&id, &name, json_object("input", input));
-        }
-        match call.remove("function") {
-            Some(Value::Object(mut function)) => Self::function(&id, &mut function),
-            _ => Self::function(&id, &mut Map::new()),
-        }
-    }
-
-    fn function(id: &str, function: &mut Map<String, Value>) -> Self {
-        let name = take_text(function, "name").unwrap_or_default();
-        let arguments = take_text(function, "arguments").unwrap_or_default();
-        Self::new(id, &name, parse_arguments(arguments))
-    }
-}
-
-/// Parses the arguments of a call. Those that the model wrote wrongly are compared as text, and so are those of more values than fit into
+/// Parses the arguments of a call. Those that are no object are compared as text, and so are those of more values than fit into
 /// memory.
-fn parse_arguments(arguments: String) -> Value {
-    let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
-    let is_small = check_json(&arguments, MAX_JSON_DEPTH, MAX_ARGUMENT_VALUES).is_ok();
-    let parsed = is_small.then(|| serde_json::from_str(&arguments).ok()).flatten();
-    parsed.unwrap_or(Value::String(arguments))
-}
-
-/// Returns the arguments that the Anthropic format wraps in an object, because they are not an object.
-fn plain_arguments(arguments: Value) -> Value {
-    let Value::Object(members) = &arguments else { return arguments };
-    match members.get("arguments") {
-        Some(Value::String(text)) if members.len() == 1 => parse_arguments(text.clone()),
-        _ => arguments,
-    }
-}
-
-fn json_object(key: &str, value: Value) -> Value {
-    Value::Object(Map::from_iter([(key.to_owned(), value)]))
-}
-
-/// Takes a text that is not empty.
-fn take_text(fields: &mut Map<String, Value>, key: &str) -> Option<String> {
-    match fields.remove(key) {
-        Some(Value::String(text)) if !text.is_empty() => Some(text),
-        _ => None,
+fn arguments(given: &str) -> Value {
+    let valid = valid_arguments(given);
+    let is_small = check_json(&valid, MAX_JSON_DEPTH, MAX_ARGUMENT_VALUES).is_ok();
+    let parsed = is_small.then(|| serde_json::from_str(&valid).ok()).flatten();
+    let parsed = parsed.map_or_else(|| Value::String(given.to_owned()), with_plain_numbers);
+    match parsed.get("arguments") {
+        // A format wraps arguments that are no object.
+        Some(Value::String(text)) if parsed.as_object().is_some_and(|members| members.len() == 1) => {
+            let inner = serde_json::from_str(text).map(with_plain_numbers);
+            inner.unwrap_or_else(|_| Value::String(text.clone()))
+        }
+        _ => parsed,
     }
 }
 
@@ -377,14 +252,14 @@ impl fmt::Display for Divergence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::format;
     use test_case::test_case;
 
     fn compare(stored: &str, given: &str) -> Option<Difference> {
-        for json in [stored, given] {
-            Message::from_stored(json.to_owned()).unwrap_or_else(|error| panic!("{json}: {error:?}"));
-        }
-        let result = difference(stored, given);
-        assert_eq!(result, difference(given, stored), "the order of the two does not matter");
+        let read = |json: &str| format::read(json).unwrap_or_else(|error| panic!("{json}: {error:?}"));
+        let (stored, given) = (read(stored), read(given));
+        let result = difference(&stored, &given);
+        assert_eq!(result, difference(&given, &stored), "the order of the two does not matter");
         result
     }
 

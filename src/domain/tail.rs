@@ -1,13 +1,10 @@
 //! The tail of a session in memory: few allocations and one copy of each text, so that a replica can keep many of them.
 //! A tail that has advanced shares its chunks with the earlier one, and responses refer to them.
 
-use super::message::{Message, SentForm};
+use super::message::Message;
 use super::message_metadata::{ContextMessage, MessageMetadata};
-use super::tokens;
-use bytes::Bytes;
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// The part of a tail that a context can contain: its newest messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +28,6 @@ pub struct Tail {
     /// Offset of the end of the message before the first one, and of the end of each message.
     ends: Vec<usize>,
     metadata: Vec<MessageMetadata>,
-    /// Messages that are sent in another form than they are stored in, ordered by `seq`. There are few.
-    sent_forms: Vec<(i64, Arc<SentMessage>)>,
 }
 
 /// The JSON of consecutive messages. A comma precedes each message, so that consecutive chunks are a part of a list.
@@ -43,30 +38,12 @@ struct Chunk {
     json: Arc<String>,
 }
 
-/// The form in which a message is sent, computed once.
-#[derive(Debug, PartialEq, Eq)]
-struct SentMessage {
-    json: Box<str>,
-    tokens: i64,
-    lacks_attachments: bool,
-    /// Tokens of the message in the Anthropic format, once they were counted.
-    anthropic_tokens: OnceLock<i64>,
-}
-
 /// A message of a [`Tail`]. Its JSON is read only if it is needed.
 #[derive(Clone, Copy, Debug)]
 pub struct TailMessage<'t> {
     tail: &'t Tail,
     position: usize,
     pub metadata: &'t MessageMetadata,
-    sent: Option<&'t SentMessage>,
-}
-
-/// The JSON of a message of a [`Tail`] as it is stored. It is read only if it is needed.
-#[derive(Clone, Copy, Debug)]
-pub struct StoredJson<'t> {
-    tail: &'t Tail,
-    position: usize,
 }
 
 impl<'t> TailMessage<'t> {
@@ -76,87 +53,13 @@ impl<'t> TailMessage<'t> {
 
     /// Returns the message as stored.
     pub fn json(&self) -> &'t str {
-        self.stored().as_str()
-    }
-
-    /// Returns the message as chat completions accept it, if that is another form than the stored one.
-    pub fn sent_form(&self) -> Option<&'t str> {
-        self.sent.map(|sent| &*sent.json)
-    }
-
-    /// Returns the message as chat completions accept it.
-    pub fn sent_json(&self) -> &'t str {
-        self.sent_form().unwrap_or_else(|| self.json())
-    }
-
-    /// Returns the tokens of [`Self::sent_json`].
-    pub fn sent_tokens(&self) -> i64 {
-        self.sent.map_or(self.metadata.tokens, |sent| sent.tokens)
-    }
-
-    /// Returns `true` if a text has replaced an image, audio or a file in [`Self::sent_json`].
-    pub fn lacks_attachments(&self) -> bool {
-        self.sent.is_some_and(|sent| sent.lacks_attachments)
-    }
-
-    /// Returns the place for the tokens of a message that was recorded in the Anthropic format.
-    pub fn anthropic_tokens(&self) -> Option<&'t OnceLock<i64>> {
-        self.sent.map(|sent| &sent.anthropic_tokens)
-    }
-
-    /// Returns the message as stored.
-    pub fn stored(&self) -> StoredJson<'t> {
-        StoredJson { tail: self.tail, position: self.position }
-    }
-}
-
-impl<'t> StoredJson<'t> {
-    pub fn as_str(&self) -> &'t str {
         self.tail.json(self.position)
-    }
-
-    /// Returns the position of the message in `tail`, if it is a message of this tail.
-    pub fn position_in(&self, tail: &Tail) -> Option<usize> {
-        std::ptr::eq(self.tail, tail).then_some(self.position)
     }
 }
 
 impl Chunk {
     fn end(&self) -> usize {
         self.start + self.json.len()
-    }
-
-    /// Returns the bytes between two offsets. They refer to the chunk, and keep it in memory, if they are most of it.
-    fn bytes(&self, start: usize, end: usize) -> Bytes {
-        /// The JSON of a chunk as the owner of bytes.
-        struct SharedJson(Arc<String>);
-
-        impl AsRef<[u8]> for SharedJson {
-            fn as_ref(&self) -> &[u8] {
-                self.0.as_bytes()
-            }
-        }
-
-        let start = start.saturating_sub(self.start);
-        let end = end.min(self.end()).saturating_sub(self.start);
-        // Only the size of a response counts in the limits.
-        if end.saturating_sub(start).saturating_mul(4) >= self.json.len().saturating_mul(3) {
-            Bytes::from_owner(SharedJson(Arc::clone(&self.json))).slice(start..end)
-        } else {
-            Bytes::copy_from_slice(self.json.as_bytes().get(start..end).unwrap_or_default())
-        }
-    }
-}
-
-impl SentMessage {
-    fn of(message: &ContextMessage) -> Option<Self> {
-        let SentForm { json, lacks_attachments } =
-            SentForm::of(&message.json, !message.metadata.calls().is_empty())?;
-        let mut tokens = message.metadata.tokens;
-        if lacks_attachments && let Ok(message) = Message::from_stored(json.clone()) {
-            tokens = tokens::count_message(&message);
-        }
-        Some(Self { json: json.into(), tokens, lacks_attachments, anthropic_tokens: OnceLock::new() })
     }
 }
 
@@ -168,7 +71,6 @@ impl Tail {
             chunks: Vec::new(),
             ends: Vec::with_capacity(messages.len() + 1),
             metadata: Vec::with_capacity(messages.len()),
-            sent_forms: Vec::new(),
         };
         tail.ends.push(0);
         tail.push(messages);
@@ -198,10 +100,7 @@ impl Tail {
             self.chunks.push(Chunk { start, json: Arc::new(json) });
             rest = others;
         }
-        for message in messages {
-            self.sent_forms.extend(SentMessage::of(&message).map(|form| (message.seq, Arc::new(form))));
-            self.metadata.push(message.metadata);
-        }
+        self.metadata.extend(messages.into_iter().map(|message| message.metadata));
     }
 
     /// Returns the messages from `first_seq` on, followed by `messages`: the newest of them that have at most `max_bytes`.
@@ -233,7 +132,6 @@ impl Tail {
             chunks: self.chunks.iter().filter(|chunk| chunk.end() > start).cloned().collect(),
             ends: Vec::with_capacity(self.len() - skipped + messages.len() + 1),
             metadata: Vec::with_capacity(self.len() - skipped + messages.len()),
-            sent_forms: self.sent_forms.iter().filter(|(seq, _)| *seq >= first_seq).cloned().collect(),
         };
         tail.ends.extend_from_slice(self.ends.get(skipped..).unwrap_or_default());
         tail.metadata.extend(self.metadata.iter().skip(skipped).cloned());
@@ -241,12 +139,12 @@ impl Tail {
         Some(tail)
     }
 
-    /// Returns the messages, of which those at some positions are replaced.
+    /// Returns the messages, of which those at some positions are replaced by others with these tokens.
     #[must_use]
-    pub fn with_replaced(&self, mut replacements: BTreeMap<usize, Message>) -> Self {
+    pub fn with_replaced(&self, mut replacements: BTreeMap<usize, (Message, i64)>) -> Self {
         let message = |(position, message): (usize, TailMessage<'_>)| {
             let (metadata, json) = match replacements.remove(&position) {
-                Some(new) => (MessageMetadata::new(&new, tokens::count_message(&new)), new.json().to_owned()),
+                Some((new, tokens)) => (MessageMetadata::new(&new, tokens), new.json().to_owned()),
                 None => (message.metadata.clone(), message.json().to_owned()),
             };
             ContextMessage { seq: message.seq(), metadata, json }
@@ -282,22 +180,8 @@ impl Tail {
 
     /// Returns the messages from `position` on.
     pub fn messages(&self, position: usize) -> impl Iterator<Item = TailMessage<'_>> {
-        let first_seq = self.seq_at(position);
-        let mut sent_forms = self.sent_forms.iter().skip_while(move |(seq, _)| *seq < first_seq).peekable();
-        self.metadata.iter().enumerate().skip(position).map(move |(position, metadata)| {
-            let seq = self.seq_at(position);
-            let sent = sent_forms.next_if(|(sent, _)| *sent == seq).map(|(_, sent)| &**sent);
-            TailMessage { tail: self, position, metadata, sent }
-        })
-    }
-
-    /// Returns the stored JSON of the messages at `positions`, separated by commas. The pieces can keep chunks of the tail in
-    /// memory.
-    pub fn list_part(&self, positions: Range<usize>) -> impl Iterator<Item = Bytes> {
-        let (start, end) = (self.end(positions.start) + 1, self.end(positions.end));
-        let overlaps =
-            move |chunk: &&Chunk| !positions.is_empty() && chunk.start < end && chunk.end() > start;
-        self.chunks.iter().filter(overlaps).map(move |chunk| chunk.bytes(start, end))
+        let messages = self.metadata.iter().enumerate().skip(position);
+        messages.map(|(position, metadata)| TailMessage { tail: self, position, metadata })
     }
 
     /// Returns the size of the stored JSON in bytes, without separators.
@@ -318,11 +202,6 @@ impl Tail {
             + self.chunks.iter().map(|chunk| size_of::<String>() + chunk.json.capacity()).sum::<usize>()
             + self.ends.capacity() * size_of::<usize>()
             + self.metadata.capacity() * size_of::<MessageMetadata>()
-            + self
-                .sent_forms
-                .iter()
-                .map(|(_, sent)| sent.json.len() + size_of::<(i64, SentMessage)>())
-                .sum::<usize>()
             + self.metadata.iter().map(MessageMetadata::heap_bytes).sum::<usize>()
     }
 
@@ -370,7 +249,6 @@ impl PartialEq for Tail {
     fn eq(&self, other: &Self) -> bool {
         self.first_seq == other.first_seq
             && self.metadata == other.metadata
-            && self.sent_forms == other.sent_forms
             && (0..self.len()).all(|position| self.json(position) == other.json(position))
     }
 }
@@ -378,23 +256,17 @@ impl PartialEq for Tail {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::message::Role;
     use proptest::prelude::*;
 
     /// Returns messages of 34 bytes to almost the size of a chunk, and some of more than one.
     fn messages(seqs: std::ops::RangeInclusive<i64>) -> Vec<ContextMessage> {
         let message = |seq: i64| {
-            // Every third message is sent in another form than it is stored in.
-            let name = if seq % 3 == 0 { r#","name":null"# } else { "" };
             let text = " ".repeat(usize::try_from(seq * seq * seq % 17).expect("a size") * 2500);
-            let json = format!(r#"{{"role":"user","content":"{seq}","x":"{text}"{name}}}"#);
-            let message = Message::from_stored(json.clone()).expect("a message");
-            ContextMessage { seq, metadata: MessageMetadata::new(&message, seq), json }
+            let json = format!(r#"{{"role":"user","content":"{seq}","x":"{text}"}}"#);
+            ContextMessage { seq, metadata: MessageMetadata::new(&Message::text(Role::User, ""), seq), json }
         };
         seqs.map(message).collect()
-    }
-
-    fn list(tail: &Tail, positions: Range<usize>) -> String {
-        String::from_utf8(tail.list_part(positions).collect::<Vec<_>>().concat()).expect("UTF-8")
     }
 
     proptest! {
@@ -411,15 +283,12 @@ mod tests {
                 prop_assert_eq!(message.seq(), expected);
                 prop_assert_eq!(message.metadata.tokens, expected);
                 let text = format!("\"{expected}\"");
-                prop_assert!(message.json().contains(&text) && message.sent_json().contains(&text));
-                prop_assert_eq!(message.sent_json().contains("name"), false);
+                prop_assert!(message.json().contains(&text));
             }
-            let parts = |message: TailMessage<'_>| (message.seq(), message.json().to_owned(), message.sent_json().to_owned());
+            let parts = |message: TailMessage<'_>| (message.seq(), message.json().to_owned());
             let rest: Vec<_> = advanced.messages(1).map(parts).collect();
             prop_assert_eq!(rest, advanced.messages(0).skip(1).map(parts).collect::<Vec<_>>());
             let stored: Vec<_> = advanced.messages(0).map(|message| message.json()).collect();
-            prop_assert_eq!(list(&advanced, 0..stored.len()), stored.join(","));
-            prop_assert_eq!(list(&advanced, 1..stored.len().max(1)), stored.get(1..).unwrap_or_default().join(","));
             prop_assert_eq!(advanced.bytes(), stored.concat().len());
         }
     }

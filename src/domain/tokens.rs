@@ -1,7 +1,6 @@
 //! Counts the tokens of texts and messages. Stored texts are counted once, when they are written. A context counts only
 //! the text that it adds or changes ([`JoinedCount`]). `docs/tokens.md` describes the counts for users.
 
-use super::message::Message;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
@@ -193,27 +192,6 @@ impl JoinedCount {
     pub fn total(&self) -> i64 {
         self.total + count_text(&self.pending)
     }
-}
-
-/// Counts the tokens of a message in its standard form: [`PER_MESSAGE`], text and name, [`PER_MESSAGE`] and id, name and
-/// arguments of each tool call, and [`PER_ATTACHMENT`] for each content part that is not text.
-pub fn count_message(message: &Message) -> i64 {
-    message.standard().map_or_else(|| count_standard(message), |standard| count_standard(&standard))
-}
-
-fn count_standard(message: &Message) -> i64 {
-    let calls: i64 = message
-        .tool_calls()
-        .iter()
-        .map(|call| PER_MESSAGE + count_text(&call.id) + count_text(&call.name) + count_text(&call.arguments))
-        .sum();
-    let attachments = i64::try_from(message.attachment_types().len()).unwrap_or(i64::MAX);
-    PER_MESSAGE
-        + count_text(message.content())
-        + message.name().map_or(0, count_text)
-        + message.tool_call_id().map_or(0, count_text)
-        + calls
-        + attachments.saturating_mul(PER_ATTACHMENT)
 }
 
 #[cfg(test)]

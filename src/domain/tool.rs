@@ -264,11 +264,8 @@ struct Arguments {
 impl Arguments {
     fn text(&mut self, name: &str) -> Option<String> {
         match self.remaining.remove(name) {
-            Some(Value::String(text)) if text.contains('\0') => {
-                self.errors.push(format!("`{name}` must not contain the NUL character"));
-                None
-            }
-            Some(Value::String(text)) => Some(text),
+            // Postgres cannot store the NUL character of binary output.
+            Some(Value::String(text)) => Some(text.replace('\0', "")),
             Some(Value::Null) | None => {
                 self.errors.push(format!("`{name}` is missing: it must be a string"));
                 None

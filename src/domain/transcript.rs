@@ -113,7 +113,7 @@ impl TranscriptEntry {
     pub fn of(message: &Message) -> Self {
         let mut text = match message.role() {
             Role::Tool => shorten(message.content(), MAX_RESULT_CHARS),
-            Role::User | Role::Assistant => message.content().to_owned(),
+            _ => message.content().to_owned(),
         };
         for kind in message.attachment_types() {
             if !text.is_empty() {
@@ -211,6 +211,7 @@ fn shorten(text: &str, chars: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::format;
     use time::macros::datetime;
 
     fn entry(text: &str) -> TranscriptEntry {
@@ -264,7 +265,7 @@ mod tests {
     #[test]
     fn names_tool_calls_and_results_are_shortened() {
         let entry = |message: serde_json::Value| {
-            TranscriptEntry::of(&Message::from_stored(message.to_string()).expect("valid"))
+            TranscriptEntry::of(&format::read(&message.to_string()).expect("valid"))
         };
         let long = "x".repeat(100_000);
         let call = serde_json::json!({"id": "c", "function": {"name": long, "arguments": long}});

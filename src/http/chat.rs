@@ -1,5 +1,5 @@
-//! OpenAPI schemas of bodies in a provider's format. The service stores such JSON verbatim; `domain::message` and
-//! `domain::tool` validate it. These types repeat the rules as far as a schema can express them.
+//! OpenAPI schemas of bodies in a provider's format. The service stores such JSON verbatim, and accepts more than the schemas declare:
+//! `domain::format` reads messages, `domain::tool` validates calls.
 //!
 //! The variants of a union are types of their own, so that generated clients have a name for each. Messages have further
 //! fields, and all are kept: so the schemas leave `additionalProperties` open. They do not declare it either, because the
@@ -25,18 +25,19 @@ pub(super) enum Exchange {
 pub(super) struct QuestionAndAnswer {
     /// Content of the user message: text, or content parts
     user_message: Content,
-    /// Content of the reply: text, or content parts
-    assistant_reply: Content,
+    /// Content of the reply: text, or content parts; null if it has no text
+    #[schema(required)]
+    assistant_reply: Option<Content>,
     /// User of the session; cannot change
     #[schema(value_type = Option<UserId>)]
     user_id: (),
     /// Replaces the session's metadata: a JSON object
     #[schema(value_type = Option<Object>)]
     metadata: (),
-    /// Format of the contents; `openai` by default
+    /// Format of the contents. Both formats are read alike
     #[schema(value_type = Option<Format>)]
     format: (),
-    /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
+    /// When the messages were written; default: now, which a time in the future becomes. Times need not increase
     #[schema(value_type = Option<String>, format = DateTime)]
     created_at: (),
     /// `seq` that the last message of the session must have; 0 = the session must have no message
@@ -50,7 +51,7 @@ pub(super) struct MessagesExchange {
     /// The messages of the exchange
     #[schema(min_items = 1)]
     messages: Vec<ChatMessage>,
-    /// Format of the messages; `openai` by default
+    /// Format of the messages. Both formats are read alike
     #[schema(value_type = Option<Format>)]
     format: (),
     /// User of the session; cannot change
@@ -59,7 +60,7 @@ pub(super) struct MessagesExchange {
     /// Replaces the session's metadata: a JSON object
     #[schema(value_type = Option<Object>)]
     metadata: (),
-    /// When the messages were written, from 1970 on and not in the future; default: now. Times need not increase
+    /// When the messages were written; default: now, which a time in the future becomes. Times need not increase
     #[schema(value_type = Option<String>, format = DateTime)]
     created_at: (),
     /// `seq` that the last message of the session must have; 0 = the session must have no message
@@ -71,16 +72,16 @@ pub(super) struct MessagesExchange {
 #[derive(Serialize, ToSchema)]
 #[schema(as = SyncRequest)]
 pub(super) struct Sync {
-    /// All messages of the conversation, oldest first. System and developer messages at the beginning are ignored. The time of
-    /// a message is its field `created_at` (RFC 3339, or seconds since 1970), if it has one
-    messages: Vec<SyncMessage>,
+    /// All messages of the conversation, oldest first. System and developer messages at the beginning are ignored, unless the history
+    /// begins with one. The time of a message is its field `created_at`, if it has one that is a time
+    messages: Vec<ChatMessage>,
     /// User of the session; cannot change
     #[schema(value_type = Option<UserId>)]
     user_id: (),
     /// Replaces the session's metadata: a JSON object
     #[schema(value_type = Option<Object>)]
     metadata: (),
-    /// Format of the messages; `openai` by default
+    /// Format of the messages. Both formats are read alike
     #[schema(value_type = Option<Format>)]
     format: (),
     /// The reaction to a message that is not the stored one: `error` (default) writes nothing and returns 409; `fork` stores
@@ -97,42 +98,6 @@ pub(super) struct Sync {
 pub(super) enum OnDivergence {
     Error,
     Fork,
-}
-
-/// A message of a complete list
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(super) enum SyncMessage {
-    User(UserMessage),
-    Assistant(AssistantMessage),
-    Tool(ToolMessage),
-    Function(FunctionMessage),
-    Instructions(Instructions),
-}
-
-/// Instructions at the beginning of a list, which are ignored
-#[derive(Serialize, ToSchema)]
-pub(super) struct Instructions {
-    role: InstructionsRole,
-    content: Option<Content>,
-}
-
-/// The role of instructions, which are not part of a history
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum InstructionsRole {
-    System,
-    Developer,
-}
-
-/// A message in the OpenAI chat format; every field is kept
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(super) enum ChatMessage {
-    User(UserMessage),
-    Assistant(AssistantMessage),
-    Tool(ToolMessage),
-    Function(FunctionMessage),
 }
 
 #[derive(Serialize, ToSchema)]
@@ -153,67 +118,33 @@ pub(super) enum ToolRole {
     Tool,
 }
 
+/// The author of a message. `function` is the older form of `tool`
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum FunctionRole {
+enum MessageRole {
+    User,
+    Assistant,
+    Tool,
     Function,
+    System,
+    Developer,
 }
 
-/// A message of the user
+/// A message of chat completions or of the Anthropic format; every field is kept. `docs/formats.md` describes how it is sent
 #[derive(Serialize, ToSchema)]
-pub(super) struct UserMessage {
+pub(super) struct ChatMessage {
     #[schema(inline)]
-    role: UserRole,
-    content: Content,
-    /// Name of the participant
-    name: Option<String>,
-    /// Data of an adapter, at most 16 KiB; no model receives it
-    #[schema(value_type = Option<Object>)]
-    extra: (),
-}
-
-/// A message of the model: content, a refusal, tool calls, or nothing
-#[derive(Serialize, ToSchema)]
-pub(super) struct AssistantMessage {
-    #[schema(inline)]
-    role: AssistantRole,
+    role: MessageRole,
     content: Option<Content>,
     refusal: Option<String>,
     tool_calls: Option<Vec<MessageToolCall>>,
     /// The older form of a tool call
     function_call: Option<FunctionCall>,
+    /// The call whose result the message is
+    #[schema(nullable = false)]
+    tool_call_id: Option<String>,
     /// Name of the participant
     name: Option<String>,
-    /// Data of an adapter, at most 16 KiB; no model receives it
-    #[schema(value_type = Option<Object>)]
-    extra: (),
-}
-
-/// The result of a tool call
-#[derive(Serialize, ToSchema)]
-pub(super) struct ToolMessage {
-    #[schema(inline)]
-    role: ToolRole,
-    content: Content,
-    /// The call that it answers
-    #[schema(min_length = 1)]
-    tool_call_id: String,
-    /// Name of the tool
-    name: Option<String>,
-    /// Data of an adapter, at most 16 KiB; no model receives it
-    #[schema(value_type = Option<Object>)]
-    extra: (),
-}
-
-/// The result of a call in the older form `function_call`
-#[derive(Serialize, ToSchema)]
-pub(super) struct FunctionMessage {
-    #[schema(inline)]
-    role: FunctionRole,
-    /// The function that was called
-    #[schema(min_length = 1)]
-    name: String,
-    content: Option<Content>,
     /// Data of an adapter, at most 16 KiB; no model receives it
     #[schema(value_type = Option<Object>)]
     extra: (),
@@ -227,46 +158,15 @@ pub(super) enum Content {
     Parts(Vec<ContentPart>),
 }
 
-/// A content part; it has other fields by its type, and all are kept
+/// A content part of chat completions, or a block of the Anthropic format; it has other fields by its type, and all are kept
 // A union of the types would be more exact. But in a list of a union, openapi-generator loses the items.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ContentPart {
-    r#type: ContentPartType,
-    /// Required in a `text`, `input_text` or `output_text`
+    r#type: String,
+    #[schema(nullable = false)]
     text: Option<String>,
-    /// Required in a `refusal`
+    #[schema(nullable = false)]
     refusal: Option<String>,
-}
-
-/// The type of a content part: a text, an attachment, reasoning, or a block of the Anthropic format
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum ContentPartType {
-    Text,
-    InputText,
-    OutputText,
-    Refusal,
-    ImageUrl,
-    InputImage,
-    InputAudio,
-    File,
-    InputFile,
-    Reasoning,
-    Thinking,
-    RedactedThinking,
-    Image,
-    Document,
-    SearchResult,
-    ContainerUpload,
-    ToolUse,
-    ToolResult,
-    ServerToolUse,
-    WebSearchToolResult,
-    WebFetchToolResult,
-    CodeExecutionToolResult,
-    BashCodeExecutionToolResult,
-    TextEditorCodeExecutionToolResult,
-    ToolSearchToolResult,
 }
 
 #[derive(Serialize, ToSchema)]

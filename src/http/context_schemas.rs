@@ -7,8 +7,8 @@
 #![expect(dead_code, reason = "only the schemas are used")]
 
 use super::chat::{
-    AnthropicTextBlock, AssistantMessage, AssistantRole, FunctionCall, FunctionType, TextType, ToolMessage,
-    ToolResultType, ToolRole, ToolUseType, UserMessage, UserRole,
+    AnthropicTextBlock, AssistantRole, FunctionCall, FunctionType, TextType, ToolResultType, ToolRole,
+    ToolUseType, UserRole,
 };
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -37,28 +37,21 @@ marks! {
     FileType File "file"
     ImageType Image "image"
     DocumentType Document "document"
-    SearchResultType SearchResult "search_result"
     ThinkingType Thinking "thinking"
-    RedactedThinkingType RedactedThinking "redacted_thinking"
-    ServerToolUseType ServerToolUse "server_tool_use"
-    WebSearchToolResultType WebSearchToolResult "web_search_tool_result"
-    WebSearchResultType WebSearchResult "web_search_result"
-    WebSearchErrorType WebSearchError "web_search_tool_result_error"
-    ContainerUploadType ContainerUpload "container_upload"
     Base64Type Base64 "base64"
     UrlType Url "url"
-    ContentType Content "content"
     PdfMediaType Pdf "application/pdf"
-    PlainMediaType Plain "text/plain"
     ObjectType Object "object"
 }
 
-/// The system message of a context
+/// The system message of a context, or one between other messages
 #[derive(Serialize, ToSchema)]
 pub(super) struct SystemMessage {
     #[schema(inline)]
     role: SystemRole,
     content: String,
+    #[schema(nullable = false)]
+    name: Option<String>,
 }
 
 /// A message as all providers of the chat format accept it
@@ -219,16 +212,6 @@ pub(super) struct OpenAiToolMessage {
     tool_call_id: String,
 }
 
-/// A message with all fields that were recorded
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(super) enum CompleteMessage {
-    System(SystemMessage),
-    User(UserMessage),
-    Assistant(AssistantMessage),
-    Tool(ToolMessage),
-}
-
 /// A message in the Anthropic format
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
@@ -253,23 +236,18 @@ pub(super) struct AnthropicAssistantMessage {
     content: Vec<AnthropicBlock>,
 }
 
-/// A content block. Blocks of other tools of the provider than the web search are returned as they were recorded, although
-/// they are not listed here
+/// A content block. Blocks of the provider's tools, search results and other documents than PDFs are returned as they were recorded,
+/// although they are not listed here
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum AnthropicBlock {
     Text(AnthropicTextBlock),
     Image(AnthropicImage),
     Document(AnthropicDocument),
-    SearchResult(AnthropicSearchResult),
     ToolUse(AnthropicToolUse),
     ToolResultText(AnthropicToolResultText),
     ToolResult(AnthropicToolResult),
     Thinking(AnthropicThinking),
-    RedactedThinking(AnthropicRedactedThinking),
-    ServerToolUse(AnthropicServerToolUse),
-    WebSearchToolResult(AnthropicWebSearchToolResult),
-    ContainerUpload(AnthropicContainerUpload),
 }
 
 /// An image
@@ -280,13 +258,12 @@ pub(super) struct AnthropicImage {
     source: AnthropicImageSource,
 }
 
-/// The data of an image, its URL, or its id at the provider
+/// The data of an image, or its URL
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum AnthropicImageSource {
     Base64(AnthropicImageData),
     Url(AnthropicUrl),
-    File(AnthropicFile),
 }
 
 /// The data of an image in base64
@@ -319,33 +296,13 @@ pub(super) struct AnthropicUrl {
     url: String,
 }
 
-/// A file at the provider
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicFile {
-    #[schema(inline)]
-    r#type: FileType,
-    file_id: String,
-}
-
-/// A document
+/// A PDF document
 #[derive(Serialize, ToSchema)]
 pub(super) struct AnthropicDocument {
     #[schema(inline)]
     r#type: DocumentType,
-    source: AnthropicDocumentSource,
+    source: AnthropicPdf,
     title: Option<String>,
-}
-
-/// The content of a document, its URL, or its id at the provider
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(super) enum AnthropicDocumentSource {
-    Pdf(AnthropicPdf),
-    Plain(AnthropicPlainText),
-    ContentText(AnthropicDocumentText),
-    Content(AnthropicDocumentContent),
-    Url(AnthropicUrl),
-    File(AnthropicFile),
 }
 
 /// The data of a PDF in base64
@@ -356,50 +313,6 @@ pub(super) struct AnthropicPdf {
     #[schema(inline)]
     media_type: PdfMediaType,
     data: String,
-}
-
-/// A plain text
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicPlainText {
-    #[schema(inline)]
-    r#type: TextType,
-    #[schema(inline)]
-    media_type: PlainMediaType,
-    data: String,
-}
-
-/// The text of a document
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicDocumentText {
-    #[schema(inline)]
-    r#type: ContentType,
-    content: String,
-}
-
-/// The texts and images of a document
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicDocumentContent {
-    #[schema(inline)]
-    r#type: ContentType,
-    content: Vec<AnthropicDocumentBlock>,
-}
-
-/// A text or an image
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(super) enum AnthropicDocumentBlock {
-    Text(AnthropicTextBlock),
-    Image(AnthropicImage),
-}
-
-/// A result of a search in the client
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicSearchResult {
-    #[schema(inline)]
-    r#type: SearchResultType,
-    source: String,
-    title: String,
-    content: Vec<AnthropicTextBlock>,
 }
 
 /// A tool call
@@ -444,7 +357,6 @@ pub(super) enum AnthropicResultBlock {
     Text(AnthropicTextBlock),
     Image(AnthropicImage),
     Document(AnthropicDocument),
-    SearchResult(AnthropicSearchResult),
 }
 
 /// Thinking, with its signature
@@ -454,94 +366,6 @@ pub(super) struct AnthropicThinking {
     r#type: ThinkingType,
     thinking: String,
     signature: String,
-}
-
-/// Encrypted thinking
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicRedactedThinking {
-    #[schema(inline)]
-    r#type: RedactedThinkingType,
-    data: String,
-}
-
-/// A call of a tool that runs at the provider
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicServerToolUse {
-    #[schema(inline)]
-    r#type: ServerToolUseType,
-    id: String,
-    #[schema(inline)]
-    name: ServerTool,
-    #[schema(value_type = Value)]
-    input: (),
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum ServerTool {
-    WebSearch,
-    WebFetch,
-    CodeExecution,
-    BashCodeExecution,
-    TextEditorCodeExecution,
-    ToolSearchToolRegex,
-    ToolSearchToolBm25,
-}
-
-/// The result of a web search
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicWebSearchToolResult {
-    #[schema(inline)]
-    r#type: WebSearchToolResultType,
-    tool_use_id: String,
-    content: AnthropicWebSearchContent,
-}
-
-/// The pages that a web search has found, or its error
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(super) enum AnthropicWebSearchContent {
-    Pages(Vec<AnthropicWebPage>),
-    Error(AnthropicWebSearchError),
-}
-
-/// A page that a web search has found
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicWebPage {
-    #[schema(inline)]
-    r#type: WebSearchResultType,
-    encrypted_content: String,
-    title: String,
-    url: String,
-    page_age: Option<String>,
-}
-
-/// The error of a web search
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicWebSearchError {
-    #[schema(inline)]
-    r#type: WebSearchErrorType,
-    #[schema(inline)]
-    error_code: WebSearchErrorCode,
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum WebSearchErrorCode {
-    InvalidToolInput,
-    Unavailable,
-    MaxUsesExceeded,
-    TooManyRequests,
-    QueryTooLong,
-    RequestTooLarge,
-}
-
-/// A file in the container of a tool that runs at the provider
-#[derive(Serialize, ToSchema)]
-pub(super) struct AnthropicContainerUpload {
-    #[schema(inline)]
-    r#type: ContainerUploadType,
-    file_id: String,
 }
 
 /// The definitions of the tools, in the format of the request

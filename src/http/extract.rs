@@ -332,7 +332,7 @@ async fn json_bytes(request: Request, may_be_empty: bool) -> Result<Bytes, Probl
     let is_json = is_json(request.headers());
     let body = body_bytes(request).await?;
     if is_json || (may_be_empty && body.is_empty()) {
-        Ok(body)
+        Ok(blocking::spawn_cpu_if_large(body.len(), move || json::without_lone_surrogates(body)).await)
     } else {
         Err(Problem::unsupported_media_type())
     }

@@ -5,6 +5,7 @@ use crate::domain::json;
 use crate::domain::json_validation::{self, InvalidJson, MAX_JSON_VALUES};
 use crate::domain::validation::FieldError;
 use crate::service::{Error, StoreError};
+use axum::body::Bytes;
 use serde::de::value::Error as ValueError;
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, Error as _, IntoDeserializer as _, MapAccess, SeqAccess,
@@ -13,6 +14,7 @@ use serde::de::{
 use serde_ignored::Path;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 
 /// Returns stored JSON to be sent without another encoding.
 pub(super) fn stored(json: String) -> Result<Box<RawValue>, Error> {
@@ -222,8 +224,16 @@ fn path_string(path: &Path<'_>) -> String {
     }
 }
 
+/// Replaces halves of surrogate pairs in the strings of a body of JSON, which no other parser would accept.
+pub(super) fn without_lone_surrogates(body: Bytes) -> Bytes {
+    match std::str::from_utf8(&body).map(json_validation::replace_lone_surrogates) {
+        Ok(Cow::Owned(text)) => text.into(),
+        _ => body,
+    }
+}
+
 /// Returns the text of a body if it is a JSON object that every client can parse. Raw JSON values are checked only here:
-/// `RawValue` accepts lone surrogates and any depth. Parsers of clients have limits from 127 levels on, and responses
+/// `RawValue` accepts any depth. Parsers of clients have limits from 127 levels on, and responses
 /// nest stored messages one or two levels deeper, so one deeper message would make its whole session unreadable.
 /// Returns the number of its values, too.
 pub(super) fn check_body(
@@ -254,9 +264,9 @@ pub(super) fn check_body(
                 Problem::malformed("The body is empty. Send a JSON object.")
             }
             Category::Eof => Problem::malformed(format!("The JSON of the body is incomplete: {error}.")),
-            _ if error.to_string().contains("hex escape") => Problem::malformed(format!(
-                "The body has an incomplete \\u escape or a lone surrogate: {error}."
-            )),
+            _ if error.to_string().contains("hex escape") => {
+                Problem::malformed(format!("The body has an incomplete \\u escape: {error}."))
+            }
             _ => Problem::malformed(format!("The body is not JSON: {error}.")),
         }
     })?;

@@ -40,7 +40,7 @@ fn context_text(session: &SessionId, context: &Context) -> String {
     }
     let user = context.user.as_ref().map_or_else(|| "no user".to_owned(), |user| format!("user {user}"));
     let _ = writeln!(text, "; {user}; {} tokens ({}).", context.tokens.total, context.tokens.tokenizer);
-    let messages: Vec<Value> = serde_json::from_slice(&context.list.messages.to_json()).unwrap_or_default();
+    let messages: Vec<Value> = serde_json::from_str(&context.list.messages).unwrap_or_default();
     for message in &messages {
         let _ =
             write!(text, "\n[{}]\n{}\n", message["role"].as_str().unwrap_or_default(), message_text(message));

@@ -15,8 +15,8 @@ use crate::domain::consolidation::{
 };
 use crate::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause};
 use crate::domain::error_chain::ErrorChain;
+use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId};
-use crate::domain::message::Message;
 use crate::domain::revision::{ModelUsage, Provenance, Revision};
 use crate::domain::search::text::OwnResults;
 use crate::domain::session::{Session, Window};
@@ -589,7 +589,7 @@ impl ConsolidationRun {
         let mut own_results = std::mem::take(&mut self.own_results);
         let lines = move || {
             let line = |stored: StoredMessage| {
-                let message = Message::from_stored(stored.json).ok()?;
+                let message = format::read(&stored.json).ok()?;
                 let is_own = own_results.is_next(&message);
                 let entry = if is_own || stored.redacted_at.is_some() {
                     TranscriptEntry::empty(message.role())

@@ -11,7 +11,9 @@ use crate::domain::consolidation_record::RunCause;
 use crate::domain::context::{self, Notice, SystemMessage, SystemParts};
 use crate::domain::coverage::{self, Coverage, OmissionReason, ShortenedMessage, TailSelection};
 use crate::domain::error_chain::ErrorChain;
-use crate::domain::format::{Format, ListOptions, Opening, RenderInput, RenderedContext, RenderedMessage};
+use crate::domain::format::{
+    self, Format, ListOptions, Opening, RenderInput, RenderedContext, RenderedMessage, needs_opening,
+};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
@@ -262,7 +264,7 @@ impl ContextBuilder<'_> {
     }
 
     fn user_message_tokens(&self) -> i64 {
-        self.options.user_message.as_ref().map_or(0, tokens::count_message)
+        self.options.user_message.as_ref().map_or(0, format::count_tokens)
     }
 
     /// Returns the window of the request in tokens of the stored encoding.
@@ -451,9 +453,7 @@ impl ContextBuilder<'_> {
         let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
             + options.skills.len()
             + options.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes = system_bytes
-            + request_bytes * blocking::COST_OF_COUNTING
-            + options.format.estimate_bytes(options.list, &snapshot.tail);
+        let bytes = system_bytes + request_bytes * blocking::COST_OF_COUNTING + snapshot.tail.bytes();
         let (tenant, step) = (self.tenant.clone(), step!("assemble"));
         let (snapshot, report) = (snapshot.clone(), report.clone());
         let assemble = move || {
@@ -475,7 +475,7 @@ impl ContextBuilder<'_> {
         let found =
             self.service.store.last_user_message(self.tenant, self.session, session.cursor).boxed().await?;
         let Some((seq, json)) = found else { return Ok(None) };
-        let message = decode_message(json)?;
+        let message = decode_message(&json)?;
         let text = budget::shorten_text(message.content(), seq, self.service.recall_tokens(&self.options));
         Ok(Some((seq, Opening::of_turn(seq, &text))))
     }
@@ -492,7 +492,7 @@ impl MemoryService {
         opening: Option<(i64, Opening)>,
         recalled: &[RecalledMessage],
     ) -> Result<Context, Error> {
-        // Declared first, because everything that is rendered refers to a tail.
+        #[expect(clippy::needless_late_init, reason = "what is rendered refers to it, and is dropped first")]
         let shortened;
         let (tokenizer, budget) = (self.config.tokenizer, self.list_tokens(options));
         let (session, tail) = (snapshot.session.as_ref(), &*snapshot.tail);
@@ -500,7 +500,9 @@ impl MemoryService {
         let mut coverage = self.plan_coverage(session, tail.metadata(), budget.is_some(), &report);
         let first = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
         let metadata = tail.metadata().get(first..).unwrap_or_default();
-        let render = Renderer { format: options.format, list: options.list };
+        let has_new_message = options.user_message.is_some();
+        let list = ListOptions { has_new_message, ..options.list };
+        let render = Renderer { format: options.format, list };
         // The message of the request is rendered as if it were stored.
         let new_message = self.new_message(options, session, recalled)?;
         let user_message = render.messages(&new_message.tail, 0)?.pop();
@@ -509,9 +511,10 @@ impl MemoryService {
         let mut history = render.messages(tail, first)?;
         let notice = self.notice(snapshot, &coverage, budget.is_some());
         let mut system = self.system_message(tenant, snapshot, options, notice, true);
-        let mut costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref(), &opening);
+        let mut costs =
+            ListCosts::new(tokenizer, &system, &history, metadata.len(), user_message.as_ref(), &opening);
         let fit = |costs: &ListCosts| match budget {
-            Some(budget) => costs.fit(metadata, budget, user_message.is_some(), true),
+            Some(budget) => costs.fit(metadata, budget, has_new_message, true),
             None => Ok(self.fit_newest_turn(costs, metadata, &report)),
         };
         let too_small = |needed: i64| self.budget_too_small(options, needed);
@@ -538,16 +541,20 @@ impl MemoryService {
         let (tail, mut first) = (shortened.as_ref().unwrap_or(tail), first + fitted.first);
         if fitted != Fit::default() {
             let stored = costs.history;
-            history = render.messages(tail, first)?;
-            costs = ListCosts::new(tokenizer, &system, &history, user_message.as_ref(), &opening);
-            // Results can have ids that are larger than the texts that were left out.
-            let sent = tail.metadata().get(first..).unwrap_or_default();
-            let fit = |budget| costs.fit(sent, budget, user_message.is_some(), false).map_err(too_small);
-            let rest = budget.map_or(Ok(0), |budget| fit(budget).map(|fit| fit.first))?;
-            history.drain(..rest);
-            costs.history.drain(..rest);
-            first += rest;
-            let omitted = fitted.first + rest;
+            let mut omitted = fitted.first;
+            loop {
+                history = render.messages(tail, first)?;
+                let sent = tail.metadata().get(first..).unwrap_or_default();
+                costs =
+                    ListCosts::new(tokenizer, &system, &history, sent.len(), user_message.as_ref(), &opening);
+                // Results can have ids that are larger than the texts that were left out.
+                let fit = |budget| costs.fit(sent, budget, has_new_message, false).map_err(too_small);
+                let rest = budget.map_or(Ok(0), |budget| fit(budget).map(|fit| fit.first))?;
+                if rest == 0 {
+                    break;
+                }
+                (first, omitted) = (first + rest, omitted + rest);
+            }
             coverage.omit(omitted, OmissionReason::MaxTokens);
             let sent = |position: &usize| {
                 let (index, tokens) = (position.checked_sub(omitted)?, stored.get(*position)?.tokens);
@@ -558,17 +565,17 @@ impl MemoryService {
         }
         let is_prefix_stable = coverage.omitted.is_empty() && shortened.is_none();
         coverage.report_redacted(tail.metadata().get(first..).unwrap_or_default());
-        coverage.repeated = repeated.filter(|_| history.first().is_some_and(RenderedMessage::needs_opening));
+        coverage.repeated = repeated.filter(|_| needs_opening(&history));
         let tokens = costs.tokens(new_message.recall_tokens);
-        let list = options.format.render_context(RenderInput {
+        let rendered = options.format.render_context(RenderInput {
             system_json: system.json,
             system_tokens: system.tokens,
             history,
             opening,
-            tail: Some(tail),
             user_message,
             is_prefix_stable,
             cache_control: options.cache_control,
+            profile: list.profile,
             tokenizer,
         });
         let summary =
@@ -578,7 +585,7 @@ impl MemoryService {
         Ok(Context {
             user: owner.or_else(|| options.user_id.clone()).or_else(|| options.default_user.clone()),
             exists: session.is_some_and(|session| session.last_seq > 0),
-            list,
+            list: rendered,
             coverage,
             recall: recalled.to_vec(),
             summary: summary.unwrap_or_default(),
@@ -598,7 +605,7 @@ impl MemoryService {
         let (seq, tokenizer) = (session.map_or(0, |session| session.last_seq) + 1, self.config.tokenizer);
         let tail = |message: Option<&Message>| {
             let message = message.map(|message| {
-                let metadata = MessageMetadata::new(message, tokens::count_message(message));
+                let metadata = MessageMetadata::new(message, format::count_tokens(message));
                 ContextMessage { seq, metadata, json: message.json().to_owned() }
             });
             Tail::new(seq, message.into_iter().collect())
@@ -745,6 +752,7 @@ struct Renderer {
 }
 
 impl Renderer {
+    /// Renders the messages from a position on.
     fn messages(self, tail: &Tail, position: usize) -> Result<Vec<RenderedMessage<'_>>, StoreError> {
         self.format.render_messages(self.list, tail, position).map_err(invalid_message)
     }
@@ -754,12 +762,14 @@ impl Renderer {
 fn shorten(tail: &Tail, first: usize, fit: &Fit, tokenizer: Tokenizer) -> Option<Tail> {
     let replacement = |(position, max_tokens): (&usize, &i64)| {
         let message = tail.messages(first + position).next()?;
-        let stored = decode_message(message.json().to_owned()).ok()?;
+        let stored = decode_message(message.json()).ok()?;
         let max_tokens = tokenizer.unscale(*max_tokens) - FORMAT_MARGIN;
-        Some((first + position, budget::shorten_result(&stored, message.seq(), max_tokens)?))
+        let shortened = budget::shorten_result(&stored, message.seq(), max_tokens)?;
+        let tokens = format::count_tokens(&shortened);
+        Some((first + position, (shortened, tokens)))
     };
     let sent = fit.shortened.iter().filter(|(position, _)| **position >= fit.first);
-    let replacements: BTreeMap<usize, Message> = sent.filter_map(replacement).collect();
+    let replacements: BTreeMap<usize, (Message, i64)> = sent.filter_map(replacement).collect();
     (!replacements.is_empty()).then(|| tail.with_replaced(replacements))
 }
 
@@ -776,17 +786,23 @@ impl ListCosts {
         tokenizer: Tokenizer,
         system: &SystemMessage,
         history: &[RenderedMessage<'_>],
+        messages: usize,
         user_message: Option<&RenderedMessage<'_>>,
         opening: &Opening,
     ) -> Self {
-        let cost = |message: &RenderedMessage<'_>| MessageCost {
-            tokens: tokenizer.scale(message.tokens),
-            tokens_if_first: if message.needs_opening() { tokenizer.scale(opening.tokens) } else { 0 },
-        };
+        let mut costs = vec![MessageCost::default(); messages];
+        let mut needs_opening = user_message.is_some_and(|message| message.needs_opening(false));
+        for message in history.iter().rev() {
+            needs_opening = message.needs_opening(needs_opening);
+            if let Some(cost) = costs.get_mut(message.position) {
+                cost.tokens += tokenizer.scale(message.tokens);
+                cost.tokens_if_first = if needs_opening { tokenizer.scale(opening.tokens) } else { 0 };
+            }
+        }
         Self {
             tokenizer,
             system: tokenizer.scale(system.tokens),
-            history: history.iter().map(cost).collect(),
+            history: costs,
             user_message: user_message.map_or(0, |message| tokenizer.scale(message.tokens)),
         }
     }

@@ -109,7 +109,7 @@ impl MemoryService {
         }
         let mut recalled = Vec::new();
         for hit in results.hits.into_iter().filter(|hit| hit.score >= best * MIN_RELATIVE_SCORE) {
-            let Some(message) = hit.message.and_then(|json| decode_message(json).ok()) else { continue };
+            let Some(message) = hit.message.and_then(|json| decode_message(&json).ok()) else { continue };
             let message = RecalledMessage {
                 session_id: hit.session_id,
                 seq: hit.seq,

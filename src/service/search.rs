@@ -348,7 +348,7 @@ impl ReadMessages {
             let mut own_results: HashMap<SessionId, OwnResults> = HashMap::new();
             for (session, StoredMessage { seq, created_at, json, .. }) in stored {
                 let fingerprint = fingerprint(&json);
-                let message = decode_message(json)?;
+                let message = decode_message(&json)?;
                 let is_own = own_results.entry(session.clone()).or_default().is_next(&message);
                 if is_own || (message.role() == Role::Tool && !self.has_results) {
                     continue;

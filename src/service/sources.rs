@@ -46,7 +46,7 @@ impl MemoryService {
         let compare = move || {
             let texts = messages.into_iter().rev().filter(|message| message.redacted_at.is_none());
             let texts = texts.map(|message| {
-                let text = searchable_text(&decode_message(message.json)?).into_owned();
+                let text = searchable_text(&decode_message(&message.json)?).into_owned();
                 Ok(SourceMessage { seq: message.seq, text })
             });
             let texts = texts.collect::<Result<Vec<_>, StoreError>>()?;

@@ -13,10 +13,10 @@ use super::export::message_page;
 use super::{Error, MemoryService, StoreError, invalid_message};
 use crate::blocking;
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
+use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::Message;
 use crate::domain::session::{ForkKind, ForkOrigin, Session};
-use crate::domain::sync::{ClientList, Divergence, OnDivergence, difference, difference_from_redacted};
+use crate::domain::sync::{ClientList, Divergence, OnDivergence, difference, is_instruction};
 use crate::storage::{AppendRequest, ForkAppendOutcome, StoredMessage};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
@@ -112,13 +112,18 @@ impl MemoryService {
         &self,
         tenant: &TenantId,
         session: &SessionId,
-        list: ClientList,
+        mut list: ClientList,
         key: Option<String>,
         default_user: Option<UserId>,
         max_new: usize,
     ) -> Result<Synced, Error> {
-        let list = Arc::new(list);
         let key = key.map(|key| IdempotencyKey { key, fingerprint: list.fingerprint() });
+        let instructions = std::mem::take(&mut list.instructions);
+        if !instructions.is_empty() && self.begins_with_instruction(tenant, session).await? {
+            list.times.splice(0..0, instructions.iter().map(|_| None));
+            list.messages.splice(0..0, instructions);
+        }
+        let list = Arc::new(list);
         let forks = list.on_divergence != OnDivergence::Error;
         let request = SyncRequest { tenant, list, key, default_user, max_new };
         if forks && let Some(known) = self.replay_fork(session, &request).await? {
@@ -137,6 +142,13 @@ impl MemoryService {
                 SyncOutcome::NotFound => {}
             }
         }
+    }
+
+    /// Returns `true` if the first message of the history is an instruction.
+    async fn begins_with_instruction(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, Error> {
+        let first = message_page(&self.store, tenant, session, 0, 1).await?.pop();
+        let first = first.map(|first| format::read(&first.json)).transpose().map_err(invalid_message)?;
+        Ok(first.as_ref().is_some_and(is_instruction))
     }
 
     /// Returns the result of an earlier request with the same key that has forked the session.
@@ -370,13 +382,17 @@ fn first_divergence(list: &ClientList, stored: &[StoredMessage]) -> Result<Optio
     for StoredMessage { seq, json, redacted_at, .. } in stored {
         let index = usize::try_from(*seq).ok().and_then(|seq| seq.checked_sub(1));
         let Some(given) = index.and_then(|index| list.messages.get(index)) else { break };
+        // Equal bytes, the usual case, cost no parsing.
+        if json == given.json() {
+            continue;
+        }
+        let (stored, given_role) = (format::read(json).map_err(invalid_message)?, given.role());
         let difference = match redacted_at {
-            Some(_) => difference_from_redacted(json, given),
-            None => difference(json, given.json()),
+            Some(_) => difference(&stored, &given.redacted()),
+            None => difference(&stored, given),
         };
         if let Some(difference) = difference {
-            let stored_role = Message::from_stored(json.clone()).map_err(invalid_message)?.role();
-            return Ok(Some(Divergence { seq: *seq, difference, stored_role, given_role: given.role() }));
+            return Ok(Some(Divergence { seq: *seq, difference, stored_role: stored.role(), given_role }));
         }
     }
     Ok(None)

@@ -111,7 +111,7 @@ impl<'r> SessionGroup<'r> {
             let outcome = appended.map_or(AppendOutcome::UserMismatch, |group| {
                 let first_seq = group.first_seq + offset;
                 let last_seq = first_seq + to_i64(request.exchange.messages.len()) - 1;
-                let created_at = request.exchange.created_at.unwrap_or(group.created_at);
+                let created_at = request.exchange.time().unwrap_or(group.created_at);
                 AppendOutcome::Appended(PersistedExchange {
                     first_seq,
                     last_seq,

@@ -16,11 +16,10 @@ use super::{Store, StoreError};
 use crate::blocking;
 use crate::domain::api_key::KeyId;
 use crate::domain::error_chain::ErrorChain;
+use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId};
-use crate::domain::message::Message;
 use crate::domain::redaction::{Redaction, RedactionMark};
 use crate::domain::revision::{MetaConsolidation, RevisionKind};
-use crate::domain::tokens;
 use sqlx::{PgConnection, SqliteConnection};
 use uuid::Uuid;
 
@@ -265,8 +264,8 @@ async fn copies(
 async fn redacted(json: String) -> Result<(String, i64), StoreError> {
     let bytes = json.len();
     let redact = move || {
-        let redacted = Message::from_stored(json).and_then(|message| message.redacted()).ok()?;
-        Some((redacted.json().to_owned(), tokens::count_message(&redacted)))
+        let redacted = format::read(&json).ok()?.redacted();
+        Some((redacted.json().to_owned(), format::count_tokens(&redacted)))
     };
     let redacted = blocking::spawn_cpu_if_large(bytes, redact).await;
     redacted.ok_or("it is not a message of the chat format").map_err(StoreError::corrupt("a message"))

@@ -10,8 +10,8 @@ use super::statement::{AnyRow, DbRow as _, Sql};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError, StoredMessage, rows};
 use crate::blocking;
+use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::Message;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms;
 use crate::domain::search::recent::RecentTerms;
@@ -449,8 +449,8 @@ impl UnindexedSession {
     }
 
     /// Returns the terms of a message, or `None` if it is unreadable.
-    fn terms(analyzer: Analyzer, json: String, own_results: &mut OwnResults) -> Option<String> {
-        let message = Message::from_stored(json).ok()?;
+    fn terms(analyzer: Analyzer, json: &str, own_results: &mut OwnResults) -> Option<String> {
+        let message = format::read(json).ok()?;
         Some(index_terms::message_terms(analyzer, &message, own_results))
     }
 }
@@ -493,7 +493,7 @@ fn analyze(
             continue;
         }
         let of_message =
-            catch_unwind(AssertUnwindSafe(|| UnindexedSession::terms(analyzer, json, own_results)))
+            catch_unwind(AssertUnwindSafe(|| UnindexedSession::terms(analyzer, &json, own_results)))
                 .ok()
                 .flatten();
         if let Some(of_message) = of_message {

@@ -10,6 +10,7 @@ use test_case::test_case;
 
 mod anthropic;
 mod formats;
+mod histories;
 mod lists;
 mod recall;
 mod shapes;
@@ -140,10 +141,14 @@ async fn user_message_is_last_and_not_persisted(backend: Backend) {
     app.record_turns("s", 0..1).await;
     for content in [
         r#""How é\u00e9 are you?""#,
-        r#"[{"type":"text","text":"look"},{"image_url":{"url":"data:,"},"type":"image_url"}]"#,
+        r#"[{"type":"text","text":"look"},{"image_url":{"url":"https://e.org/a.png"},"type":"image_url"}]"#,
     ] {
         let response = app.post(PATH, format!(r#"{{"user_message": {content}}}"#)).await;
-        let expected = format!(r#"{{"role":"user","content":{content}}}"#);
+        let expected = content.replace(
+            r#"{"image_url":{"url":"https://e.org/a.png"},"type":"image_url"}"#,
+            r#"{"type":"image_url","image_url":{"url":"https://e.org/a.png"}}"#,
+        );
+        let expected = format!(r#"{{"role":"user","content":{expected}}}"#);
         assert_eq!(messages(&response).last(), Some(&expected));
         assert!(number(&response.ok(200)["tokens"]["user_message"]) > 0);
     }
@@ -174,8 +179,9 @@ async fn context_request_with_invalid_fields_reports_each_field() {
     let cases: &[(&str, &[&str])] = &[
         (r#"{"user_message":5}"#, &["user_message"]),
         (r#"{"user_message":{"type":"text","text":"a"}}"#, &["user_message"]),
-        (r#"{"user_message":["a"],"user_id":""}"#, &["user_message[0]", "user_id"]),
-        (r#"{"user_message":[{"type":"text"},{}]}"#, &["user_message[0].text", "user_message[1].type"]),
+        (r#"{"profile":"gemini","format":"anthropic","user_id":""}"#, &["user_id", "profile"]),
+        (r#"{"profile":"strict","fields":"all"}"#, &["profile"]),
+        (r#"{"profile":"mistral"}"#, &["profile"]),
         (r#"{"mode":"soon","system_prompt":[],"user_id":7}"#, &["mode", "system_prompt", "user_id"]),
         (r#"{"mode":{"inline":1}}"#, &["mode"]),
         (r#"{"prompt":"x","userMessage":"y"}"#, &["prompt", "userMessage"]),

@@ -131,7 +131,7 @@ async fn invalid_query_parameters_are_all_reported(backend: Backend) {
         ("/users/u/memory/revisions", &["user_id=x"], &["user_id"]),
         ("/search", &["", "q=", "q=%3F%21", "q=-x"], &["q"]),
         ("/search", &["q=a&limit=0", "q=a&limit=51"], &["limit"]),
-        ("/search", &["q=a&neighbours=11&role=system"], &["neighbours", "role"]),
+        ("/search", &["q=a&neighbours=11&role=robot"], &["neighbours", "role"]),
         ("/search", &["q=a&since=yesterday&until=2026-01-31"], &["since", "until"]),
         ("/search", &["session_id=&user_id=%00"], &["q", "session_id", "user_id"]),
         ("/search", &["q=a&days=7"], &["days"]),

@@ -11,6 +11,7 @@ mod contexts;
 mod errors;
 mod exchanges;
 mod exports;
+mod field_cases;
 mod forks;
 mod health;
 mod ids;

@@ -336,24 +336,14 @@ async fn erased_session_is_synced_anew(backend: Backend) {
 async fn invalid_list_is_rejected_with_all_its_fields() {
     let app = TestApp::on_sqlite(&[]).await;
     let system = json!({"role": "system", "content": "x"});
-    let future = (OffsetDateTime::now_utc() + time::Duration::HOUR).format(&Rfc3339).expect("a time");
     for (body, fields) in [
         (json!({}), vec!["messages"]),
         (json!({"messages": null}), vec!["messages"]),
         (json!({"messages": [user("a")], "x": 1}), vec!["x"]),
-        (json!({"messages": [system, user("a"), system]}), vec!["messages[2].role"]),
-        (json!({"messages": [system, {"role": "user"}, 7]}), vec!["messages[1].content", "messages[2]"]),
+        (json!({"messages": [system, {"role": "robot"}, 7]}), vec!["messages[1].role", "messages[2]"]),
         (json!({"messages": [user("a")], "on_divergence": "merge"}), vec!["on_divergence"]),
         (json!({"messages": [user("a")], "format": "x"}), vec!["format"]),
         (json!({"messages": [user("a")], "user_id": "", "metadata": []}), vec!["user_id", "metadata"]),
-        (
-            json!({"messages": [{"role": "user", "content": "a", "created_at": future}]}),
-            vec!["messages[0].created_at"],
-        ),
-        (
-            json!({"messages": [user("a"), {"role": "user", "content": 1, "created_at": "now"}]}),
-            vec!["messages[1].content", "messages[1].created_at"],
-        ),
     ] {
         assert_eq!(app.post(PATH, &body).await.fields(), fields, "{body}");
     }
@@ -613,7 +603,7 @@ async fn fork_keeps_the_user_or_gets_the_named_one(backend: Backend) {
 
 /// Returns the messages of a turn with parallel calls, in the chat format and in the Anthropic format.
 fn turn_in_both_formats() -> [Vec<Value>; 2] {
-    let url = "data:image/png;base64,aGVsbG8=";
+    let url = "data:image/png;base64,iVBORw0KGgo=";
     let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
     let chat = json!([
         {"role": "user", "content": [{"type": "text", "text": "Look."}, {"type": "image_url", "image_url": {"url": url}}]},
@@ -630,7 +620,7 @@ fn turn_in_both_formats() -> [Vec<Value>; 2] {
     let anthropic = json!([
         {"role": "user", "content": [
             {"type": "text", "text": "Look."},
-            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}},
         ]},
         {"role": "assistant", "content": [
             {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
@@ -670,7 +660,7 @@ async fn list_in_one_format_matches_messages_in_the_other(backend: Backend) {
             // Each part counts.
             for (text, other) in [
                 ("Look.", "Lock."),
-                ("aGVsbG8=", "aGVsbG9="),
+                ("iVBORw0KGgo=", "iVBORw0KGgs="),
                 ("Two", "2"),
                 ("\"b\"", "\"d\""),
                 ("\"h\"", "\"i\""),

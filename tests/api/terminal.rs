@@ -105,11 +105,12 @@ async fn memory_document_is_written_and_read_as_markdown(backend: Backend) {
     let stale = put("text/plain", b"Likes coffee.").header("if-match", "\"0\"").await;
     stale.problem(412, "version-mismatch");
     assert_eq!(put("text/plain", b"Likes coffee.").header("if-match", "\"1\"").await.ok(200)["version"], 2);
-    assert_eq!(put("text/markdown", b"a\0").await.fields(), ["content"]);
     assert_eq!(put("text/markdown", b"a\xff").await.fields(), ["body"]);
     let detail = put("application/x-www-form-urlencoded", b"a").await.problem(415, "unsupported-media-type");
     assert!(detail.contains("text/markdown") && detail.contains("application/json"), "{detail}");
     assert_eq!(app.get("/users/ada/memory").await["content"], "Likes coffee.");
+    assert_eq!(put("text/markdown", br"a\0\ud83d".as_slice()).await.ok(200)["content"], r"a\0\ud83d");
+    assert_eq!(put("text/markdown", b"a\0b").await.ok(200)["content"], "ab");
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -214,7 +214,7 @@ impl Scene {
                 Conversation { store, tenant: self.tenants[*tenant].clone(), session: session.clone() };
             let Some(state) = demo.find().await else { continue };
             for message in demo.history().await.into_iter().filter(|message| message.redacted_at.is_none()) {
-                let parsed = Message::from_stored(message.json).unwrap();
+                let parsed = precis::domain::format::read(&message.json).unwrap();
                 visible.push((
                     demo.tenant.clone(),
                     session.clone(),

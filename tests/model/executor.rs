@@ -62,7 +62,7 @@ impl Executor {
             Operation::AppendExchange(ref exchange) => append(app, tenant, exchange, &self.settings).await,
             Operation::Sync(ref request) => sync(app, tenant, request, &self.settings).await,
             Operation::AppendInvalid { session, key } => {
-                let body = r#"{"messages":[{"role":"user","content":"a"},{"role":"user"}]}"#;
+                let body = r#"{"messages":[{"role":"user","content":"a"},{"role":"robot"}]}"#;
                 let request = app.post(&format!("/sessions/s{session}/exchanges"), body);
                 with_key(request, key).await.problem(422, "invalid-input");
             }

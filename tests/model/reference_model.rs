@@ -7,7 +7,7 @@ use super::operations::{
     View,
 };
 use super::support::client::assert_includes;
-use precis::domain::{summary, tokens};
+use precis::domain::summary;
 use precis::llm::extractive;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -694,7 +694,7 @@ fn tool_calls(history: &[Message]) -> Vec<ToolCall> {
 impl Message {
     pub(super) fn new(json: String, created_at: &str) -> Self {
         let value: Value = serde_json::from_str(&json).expect("JSON");
-        let parsed = precis::domain::message::Message::parse(serde_json::from_str(&json).expect("JSON"));
+        let parsed = precis::domain::format::read(&json);
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let calls = value["tool_calls"].as_array().into_iter().flatten();
         Self {
@@ -703,7 +703,7 @@ impl Message {
             is_blank: value["content"] == " ",
             calls: calls.filter_map(|call| text(&call["id"])).collect(),
             result_of: text(&value["tool_call_id"]),
-            tokens: tokens::count_message(&parsed.expect("a valid message")),
+            tokens: precis::domain::format::count_tokens(&parsed.expect("a valid message")),
             given: json.clone(),
             redaction: None,
             json,

@@ -101,7 +101,7 @@ async fn send_requests(service: &Process, model: &ModelServer) {
         request(Method::POST, exchanges, "bad-2")
             .json(json!({"messages": [{"role": SAID, "content": word}]})),
         request(Method::POST, exchanges, "bad-3")
-            .json(json!({"messages": [{"role": "user", "content": 3, "x": word}]})),
+            .json(json!({"messages": [{"content": 3, "x": word, "type": SAID}]})),
         request(Method::POST, exchanges, "bad-4")
             .json(json!({"user_message": word.repeat(400), "assistant_reply": word})),
         request(Method::POST, exchanges, "bad-5").header("idempotency-key", word.as_str()).json(turn("bad")),

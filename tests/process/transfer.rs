@@ -59,10 +59,10 @@ async fn session_is_exported_and_imported_as_file(backend: Backend) {
         rejected(&url, &chat, &["import", "a/b", "chat.jsonl", "--tenant", "acme", "--user", "bo"]).await;
     assert!(output.contains("there is another session \"a/b\": import under another id"), "{output}");
     let cut = lines.lines().take(2).collect::<Vec<_>>().join("\n");
-    let wrong = CHAT.replace("assistant", "system");
+    let wrong = CHAT.replace("assistant", "robot");
     for (text, hint) in [
         (cut.as_str(), "line 2: the export ends here without its last line"),
-        (wrong.as_str(), "line 2: role: the system prompt is not part of a history"),
+        (wrong.as_str(), "line 2: role: must be one of user, assistant"),
         ("", "line 1: the file is empty"),
     ] {
         let output = rejected(&url, &[("x.jsonl", text)], &["import", "new", "x.jsonl"]).await;

@@ -2,15 +2,18 @@
 //!
 //! The reader does no I/O, so that it can be tested and fuzzed with any bytes.
 
+use super::super::format;
 use super::super::given_time::{message_time, stored_time};
 use super::super::id::{InvalidId, SessionId, UserId};
-use super::super::json_validation::{InvalidJson, MAX_JSON_DEPTH, MAX_JSON_VALUES, check_json};
+use super::super::json_validation::{
+    InvalidJson, MAX_JSON_DEPTH, MAX_JSON_VALUES, check_json, replace_lone_surrogates,
+};
 use super::super::limits::SizeLimits;
-use super::super::message::Message;
+use super::super::message::{Message, minify_json};
 use super::super::revision::{Revision, RevisionKind};
 use super::super::session::Summary;
+use super::super::summary;
 use super::super::validation::FieldError;
-use super::super::{summary, tokens};
 use super::{EndLine, Fingerprint, HeaderLine, LineError, MessageLine, VERSION, parse_line, parse_revision};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -242,7 +245,8 @@ impl ExportReader {
         let Ok(text) = std::str::from_utf8(line) else {
             return invalid("", "is not UTF-8");
         };
-        let text = text.trim_ascii();
+        let text = replace_lone_surrogates(text.trim_ascii());
+        let text = &*text;
         if text.is_empty() {
             return Ok(Vec::new());
         }
@@ -258,7 +262,7 @@ impl ExportReader {
                 return invalid("", detail);
             }
             Err(InvalidJson::Malformed(_)) => {
-                return invalid("", "has a \\u escape that is incomplete, or half a surrogate pair");
+                return invalid("", "has a \\u escape that is incomplete");
             }
         }
         let rows = match (self.position, line_type) {
@@ -326,8 +330,8 @@ impl ExportReader {
             self.session.messages_only = true;
         }
         let message: &RawValue = parse_line(text)?;
-        let created_at = message_time(message, self.now).map_err(|error| vec![error])?;
-        let messages = Message::parse_anthropic(message)?.into_iter();
+        let created_at = message_time(message, self.now);
+        let messages = format::read_given(message).map_err(|error| vec![error])?.into_iter();
         messages.map(|message| self.add_message("", message, created_at, None)).collect()
     }
 
@@ -340,12 +344,11 @@ impl ExportReader {
             return invalid("seq", format!("must be {expected}: messages are numbered 1, 2, 3 …"));
         }
         let created_at = to_stored_time(line.created_at, "created_at")?;
-        let message = Message::parse_exported(line.message).map_err(|errors| -> Vec<FieldError> {
-            errors.into_iter().map(|error| error.in_value("message")).collect()
-        })?;
+        let message = format::read(&minify_json(line.message.get()));
+        let message = message.map_err(|error| vec![error.in_value("message")])?;
         let redacted_at = line.redacted_at.map(|time| to_stored_time(time, "redacted_at")).transpose()?;
         if redacted_at.is_some() {
-            if message.redacted().as_ref() != Ok(&message) {
+            if message.redacted() != message {
                 return invalid(
                     "message",
                     "has more than a redacted message keeps, although it has redacted_at",
@@ -364,7 +367,7 @@ impl ExportReader {
         redacted_at: Option<OffsetDateTime>,
     ) -> Result<ImportRow, Vec<FieldError>> {
         self.sizes.check_message(path, &message).map_err(|error| vec![error])?;
-        let tokens = tokens::count_message(&message);
+        let tokens = format::count_tokens(&message);
         let seq = self.session.last_seq + 1;
         self.session.last_seq = seq;
         self.session.tokens = self.session.tokens.saturating_add(tokens);

@@ -164,12 +164,10 @@ fn invalid_line_is_reported_with_line_number_and_field() {
         (0, r#""messages":3"#, r#""messages":0"#, "messages"),
         (0, r#""messages":3"#, r#""messages":3,"x":1"#, "x"),
         (1, r#""seq":1"#, r#""seq":2"#, "seq"),
-        (1, r#""role":"user""#, r#""role":"system""#, "message.role"),
+        (1, r#""role":"user""#, r#""role":"robot""#, "message.role"),
         (1, r#""seq":1"#, r#""seq":1,"y":1"#, "y"),
-        (1, "é", "\u{e9}\\ud800", ""),
         (1, "2026", "1969", "created_at"),
         (1, "2026-02-03T10:15:00.000001Z", "9999-12-31T23:59:59-23:59", "created_at"),
-        (2, r#""name":"f""#, r#""name":"""#, "message.tool_calls[0].function.name"),
         (4, r#""to_seq":1"#, r#""to_seq":2"#, "from_seq"),
         (4, r#""revision":1"#, r#""revision":2"#, "revision"),
         (4, r#""cursor":1"#, r#""cursor":4"#, "cursor"),
@@ -216,13 +214,13 @@ fn file_of_messages_only_is_imported() {
     assert_eq!((session.user_id, session.metadata, session.times), (None, None, None));
     assert_eq!(rows.len(), 3);
     for (line, hint) in [
-        (r#"{"role":"system","content":"x"}"#, "role"),
+        (r#"{"role":"robot","content":"x"}"#, "role"),
         (&lines()[0], "no message"),
         (&lines()[1], "no message"),
         ("[]", "JSON object"),
         (r#"{"role":"user","content":"x""#, "not JSON"),
         (r#"{"content":"x"}"#, "neither"),
-        (r#"{"role":"user","content":"\ud800"}"#, "surrogate"),
+        (r#"{"role":"user","content":"\ud80"}"#, "not JSON"),
     ] {
         let error = check([MESSAGES[0], line]).expect_err(line);
         assert_eq!(error.line, 2);
@@ -258,13 +256,20 @@ fn times_of_messages_are_read_in_any_order() {
     let second = datetime!(2001-09-09 01:46:40 UTC);
     assert!(times.eq([Some(datetime!(2026-02-03 10:15 UTC)), Some(second), None, None]));
     assert_eq!(imported.times, None, "activity is the time of the import");
+    let time_of = |reader: ExportReader, line: &str| match reader
+        .clone()
+        .line(line.as_bytes())
+        .expect("valid")
+        .as_slice()
+    {
+        [ImportRow::Message(message)] => message.created_at,
+        rows => panic!("{rows:?}"),
+    };
     for time in ["\"yesterday\"", "\"1969-01-01T00:00:00Z\"", "[]", "1e18"] {
-        let error = check([MESSAGES[0], &at(time)]).expect_err(time);
-        assert_eq!((error.line, error.errors[0].field.as_str()), (2, "created_at"), "{error}");
+        assert_eq!(time_of(ExportReader::new(SIZES), &at(time)), None, "{time}");
     }
-    let mut reader = ExportReader::new(SIZES).with_clock(second);
-    reader.line(lines[1].as_bytes()).expect("not in the future");
-    assert_eq!(reader.line(lines[0].as_bytes()).expect_err("in the future").errors[0].field, "created_at");
+    let reader = ExportReader::new(SIZES).with_clock(second);
+    assert_eq!(time_of(reader, &lines[0]), Some(second), "a time in the future becomes now");
     // The messages of an export may be older than the session, and in any order.
     let mut writer = ExportWriter::default();
     let header = writer.header(&Session { last_seq: 2, revision: 0, ..session() }).expect("JSON");

@@ -122,10 +122,11 @@ fn unescape(json: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::format;
     use serde_json::json;
 
     fn searched(message: &serde_json::Value) -> String {
-        searchable_text(&Message::from_stored(message.to_string()).expect("valid")).into_owned()
+        searchable_text(&format::read(&message.to_string()).expect("valid")).into_owned()
     }
 
     #[test]
@@ -145,7 +146,7 @@ mod tests {
     #[test]
     fn speaker_is_the_name_or_leads_the_text_except_of_a_tool() {
         let name_of = |message: serde_json::Value| {
-            let message = Message::from_stored(message.to_string()).expect("valid");
+            let message = format::read(&message.to_string()).expect("valid");
             speaker(&message, message.content()).map(|speaker| (speaker.name, speaker.is_leading))
         };
         let user = |name: &str| json!({"role": "user", "name": name, "content": "Bob: hello"});

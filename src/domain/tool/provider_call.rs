@@ -2,6 +2,7 @@
 
 use super::Tool;
 use crate::domain::format::Format;
+use crate::domain::json_validation::replace_lone_surrogates;
 use crate::domain::validation::FieldError;
 use serde_json::{Map, Value, json};
 
@@ -96,7 +97,8 @@ impl ProviderToolCall {
 /// Returns the arguments as text. Chat completions send text and messages an object, but some servers confuse the two.
 fn arguments_text(arguments: Option<Value>) -> String {
     match arguments {
-        Some(Value::String(text)) => text,
+        // The text is JSON like the body around it.
+        Some(Value::String(text)) => replace_lone_surrogates(&text).into_owned(),
         Some(Value::Null) | None => String::new(),
         Some(value) => value.to_string(),
     }

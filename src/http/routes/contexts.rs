@@ -4,16 +4,16 @@ use crate::blocking;
 use crate::config::Limits;
 use crate::domain::consolidation::Mode;
 use crate::domain::coverage::Coverage;
-use crate::domain::format::{Fields, Format, ListOptions, MessageExtra, MessageList, StablePrefix};
+use crate::domain::format::{self, Fields, Format, ListOptions, MessageExtra, Profile, StablePrefix};
 use crate::domain::id::UserId;
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
 use crate::domain::recall::{DEFAULT_RECALL, RecallOptions, RecallScope, RecalledMessage};
 use crate::domain::skill::{self, Skill};
 use crate::domain::validation::FieldError;
-use crate::http::chat::{AnthropicTextBlock, Content};
+use crate::http::chat::{AnthropicTextBlock, ChatMessage, Content};
 use crate::http::context_schemas::{
-    AllMark, AnthropicMark, AnthropicMessage, CompleteMessage, OpenAiMark, OpenAiMessage, StandardMark,
+    AllMark, AnthropicMark, AnthropicMessage, OpenAiMark, OpenAiMessage, StandardMark,
 };
 use crate::http::error::Problem;
 use crate::http::extract::{Caller, OptionalJsonBody, PathParams, SessionPath, user_id};
@@ -70,6 +70,8 @@ pub(crate) struct ContextRequest {
     recall: Option<RecallRequest>,
     /// Format of the list; `openai` by default.
     format: Option<Format>,
+    /// In the format `openai`: the rules of the server that receives the list; `openai` by default.
+    profile: Option<Profile>,
     /// Fields of the messages; `standard` by default.
     fields: Option<Fields>,
     /// Returns the fields `extra` of the messages, next to the list.
@@ -149,7 +151,7 @@ struct ContextResponse {
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "placeholder")]
     system: Option<String>,
     #[serde(serialize_with = "placeholder")]
-    messages: MessageList,
+    messages: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     extra: Option<Vec<ExtraBody>>,
     cache: CacheBody,
@@ -232,7 +234,7 @@ context_schemas! {
         format: OpenAiMark,
         fields: AllMark,
         /// System message (left out if it is empty), verbatim part of the tail, new user message.
-        messages: Vec<CompleteMessage>,
+        messages: Vec<ChatMessage>,
     }
     /// A context of the format `anthropic`
     AnthropicContext {
@@ -329,7 +331,7 @@ pub(crate) async fn build(
     let context = service.build_context(&tenant, &session, options).await?;
     let step = step!("encode");
     if let Some(content_type) = text {
-        let bytes = context.list.messages.bytes();
+        let bytes = context.list.messages.len();
         let encode = move || step.in_scope(|| readable::context(content_type, &session, &context));
         return Ok(blocking::spawn_cpu_if_large(bytes, encode).await);
     }
@@ -360,9 +362,7 @@ impl ContextRequest {
         let mut errors = Vec::new();
         let format = self.format.unwrap_or_default();
         let user_message = self.user_message.and_then(|content| {
-            parse_user_message(format, &content)
-                .map_err(|found| errors.extend(found.into_iter().map(|error| error.in_value("user_message"))))
-                .ok()
+            read_user_message(&content).map_err(|error| errors.push(error.in_value("user_message"))).ok()
         });
         let size_error = |message: &Message| limits.sizes().check_message("user_message", message).err();
         errors.extend(user_message.as_ref().and_then(size_error));
@@ -390,6 +390,15 @@ impl ContextRequest {
         if recall.is_some_and(|recall| recall.limit > MAX_LIMIT) {
             errors.push(FieldError::new("recall.limit", format!("must be at most {MAX_LIMIT}")));
         }
+        let profile = self.profile.unwrap_or_default();
+        if profile != Profile::OpenAi && format != Format::OpenAi {
+            let detail = "only the format openai has profiles: leave it out, or send format = openai";
+            errors.push(FieldError::new("profile", detail));
+        }
+        if profile != Profile::OpenAi && self.fields == Some(Fields::All) {
+            let detail = "changes messages, which fields = all does not: leave one of both out";
+            errors.push(FieldError::new("profile", detail));
+        }
         let cache_control = self.cache_control.unwrap_or_default();
         if cache_control && format == Format::OpenAi {
             let detail =
@@ -412,6 +421,8 @@ impl ContextRequest {
             format,
             list: ListOptions {
                 fields: self.fields.unwrap_or_default(),
+                profile,
+                has_new_message: false,
                 include_extra: self.include_extra.unwrap_or_default(),
             },
             cache_control,
@@ -420,17 +431,14 @@ impl ContextRequest {
     }
 }
 
-/// Parses the new message. With `format`, it may have content blocks of the Anthropic format.
-fn parse_user_message(format: Format, content: &RawValue) -> Result<Message, Vec<FieldError>> {
-    if format == Format::OpenAi {
-        return Message::from_content(Role::User, content);
-    }
-    let mut messages = Message::from_anthropic_content(Role::User, content)?;
+/// Reads the new message.
+fn read_user_message(content: &RawValue) -> Result<Message, FieldError> {
+    let mut messages = format::read_content(Role::User, content)?;
     if let Some(message) = messages.pop().filter(|last| messages.is_empty() && last.role() == Role::User) {
         return Ok(message);
     }
     let detail = "contains results of tools: record them as an exchange, then build the context without them";
-    Err(vec![FieldError::new("", detail)])
+    Err(FieldError::new("", detail))
 }
 
 impl ContextResponse {
@@ -475,7 +483,8 @@ impl ContextResponse {
         let mut body = BodyPieces::default();
         let mut rest = template.as_str();
         // Strings before the list can't contain these keys, because quotes are escaped in strings.
-        let inserted = [(r#""system":null"#, system), (r#""messages":null"#, self.messages.into_pieces())];
+        let inserted =
+            [(r#""system":null"#, system), (r#""messages":null"#, vec![Bytes::from(self.messages)])];
         for (placeholder, pieces) in inserted {
             if pieces.is_empty() {
                 continue;

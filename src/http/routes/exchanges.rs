@@ -3,7 +3,7 @@
 use crate::blocking;
 use crate::config::Limits;
 use crate::domain::exchange::Exchange;
-use crate::domain::format::Format;
+use crate::domain::format::{self, Format};
 use crate::domain::given_time::given_time;
 use crate::domain::json::as_integer;
 use crate::domain::message::{Message, Role};
@@ -19,9 +19,9 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
-use serde_json::Number;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Number, Value};
 use std::sync::Arc;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -30,12 +30,15 @@ use utoipa::ToSchema;
 #[derive(Deserialize)]
 pub(crate) struct ExchangeRequest {
     user_message: Option<Box<RawValue>>,
+    /// `null` is an answer without text.
+    #[serde(default, deserialize_with = "given_or_null")]
     assistant_reply: Option<Box<RawValue>>,
     messages: Option<Vec<Box<RawValue>>>,
     user_id: Option<String>,
     metadata: Option<Box<RawValue>>,
+    #[expect(dead_code, reason = "messages of all formats are read alike; the value must be valid")]
     format: Option<Format>,
-    created_at: Option<String>,
+    created_at: Option<Value>,
     expected_last_seq: Option<Number>,
 }
 
@@ -126,6 +129,10 @@ pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Pro
     }
 }
 
+fn given_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(deserializer).map(Some)
+}
+
 impl ExchangeRequest {
     /// Returns the size of the messages in bytes.
     fn bytes(&self) -> usize {
@@ -136,29 +143,27 @@ impl ExchangeRequest {
     fn into_exchange(self, limits: &Limits) -> Result<Exchange, Problem> {
         // Checked first: with too many messages, checking each of them would be wasted work.
         limits.messages(self.messages.as_ref().map_or(0, Vec::len))?;
-        let format = self.format.unwrap_or_default();
         let (mut messages, mut errors) = (Vec::new(), Vec::new());
-        let mut add = |path: &str, parsed: Result<Vec<Message>, Vec<FieldError>>| match parsed {
-            Ok(parsed) => {
+        let mut add = |path: &str, read: Result<Vec<Message>, FieldError>| match read {
+            Ok(read) => {
                 errors.extend(
-                    parsed.iter().filter_map(|message| limits.sizes().check_message(path, message).err()),
+                    read.iter().filter_map(|message| limits.sizes().check_message(path, message).err()),
                 );
-                messages.extend(parsed);
+                messages.extend(read);
             }
-            Err(invalid) => errors.extend(invalid.into_iter().map(|error| error.in_value(path))),
+            Err(error) => errors.push(error.in_value(path)),
         };
-        let invalid = |detail: &str| Err(vec![FieldError::new("", detail)]);
-        match (self.user_message, self.assistant_reply, self.messages) {
+        let invalid = |detail: &str| Err(FieldError::new("", detail));
+        let is_null = |content: &RawValue| content.get() == "null";
+        let is_empty_answer = self.user_message.is_some() && self.messages.is_none();
+        let assistant_reply = self.assistant_reply.filter(|reply| is_empty_answer || !is_null(reply));
+        match (self.user_message, assistant_reply, self.messages) {
             (None, None, Some(given)) if given.is_empty() => {
                 add("messages", invalid("must hold at least one message"));
             }
             (None, None, Some(given)) => {
                 for (index, message) in given.iter().enumerate() {
-                    let parsed = match format {
-                        Format::OpenAi => Message::parse(message).map(|message| vec![message]),
-                        Format::Anthropic => Message::parse_anthropic(message),
-                    };
-                    add(&format!("messages[{index}]"), parsed);
+                    add(&format!("messages[{index}]"), format::read_given(message));
                 }
             }
             (user_message, assistant_reply, None) => {
@@ -168,11 +173,14 @@ impl ExchangeRequest {
                     ("user_message", Role::User, user_message),
                     ("assistant_reply", Role::Assistant, assistant_reply),
                 ] {
-                    let parse = |content: Box<RawValue>| match format {
-                        Format::OpenAi => Message::from_content(role, &content).map(|message| vec![message]),
-                        Format::Anthropic => Message::from_anthropic_content(role, &content),
+                    let read = |content: Box<RawValue>| {
+                        if is_null(&content) {
+                            Ok(vec![Message::text(role, "")])
+                        } else {
+                            format::read_content(role, &content)
+                        }
                     };
-                    add(path, content.map_or_else(|| invalid(missing), parse));
+                    add(path, content.map_or_else(|| invalid(missing), read));
                 }
             }
             (_, _, Some(_)) => {
@@ -181,12 +189,12 @@ impl ExchangeRequest {
                 add("messages", invalid(detail));
             }
         }
-        // A message in the Anthropic format becomes several if it has several results of tools.
+        // A message becomes several if it has several results of tools.
         limits.messages(messages.len())?;
         let user_id = user_id(self.user_id, &mut errors);
         let metadata = self.metadata.map(|given| limits.sizes().metadata("metadata", &given)).transpose();
         let metadata = metadata.map_err(|error| errors.push(error)).unwrap_or_default();
-        let created_at = self.created_at.map(|text| given_time(&text, OffsetDateTime::now_utc())).transpose();
+        let created_at = self.created_at.as_ref().map(given_time).transpose();
         let created_at = created_at.unwrap_or_else(|detail| {
             errors.push(FieldError::new("created_at", detail));
             None
@@ -198,7 +206,9 @@ impl ExchangeRequest {
             errors.push(FieldError::new("expected_last_seq", detail));
         }
         if errors.is_empty() {
-            Ok(Exchange { created_at, expected_last_seq, ..Exchange::new(messages, user_id, metadata) })
+            let received_at = Some(OffsetDateTime::now_utc());
+            let exchange = Exchange::new(messages, user_id, metadata);
+            Ok(Exchange { created_at, received_at, expected_last_seq, ..exchange })
         } else {
             Err(Problem::invalid(errors))
         }

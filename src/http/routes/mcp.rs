@@ -87,7 +87,9 @@ pub(crate) async fn serve(
     let server = McpServer { service, caller, session, user, work: capacity::current() };
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.map_err(|_| Problem::incomplete_body())?;
-    let (size, levels, checked) = (body.len(), limits.max_json_depth, body.clone());
+    let size = body.len();
+    let body = blocking::spawn_cpu_if_large(size, move || json::without_lone_surrogates(body)).await;
+    let (levels, checked) = (limits.max_json_depth, body.clone());
     let check = move || json::check_body(&checked, levels, MAX_VALUES_OF_CALL).map(|_| ());
     blocking::spawn_cpu_if_large(size, check).await?;
     // The response is always JSON. The SDK requires that the client accepts both types.

@@ -125,8 +125,7 @@ pub(crate) async fn read(
 /// The complete new document.
 #[derive(Deserialize, ToSchema)]
 pub(crate) struct MemoryRequest {
-    /// Markdown; it replaces the whole document. Its length is limited (`memory.max_bytes`).
-    #[schema(pattern = "^[^\\u0000]*$")]
+    /// Markdown; it replaces the whole document. Its length is limited (`memory.max_bytes`). NUL characters are removed.
     content: String,
 }
 
@@ -179,9 +178,8 @@ pub(crate) async fn write(
     NewDocument(content): NewDocument,
 ) -> Result<TaggedMemory, Problem> {
     let expected = if_match(&headers)?;
-    if content.contains('\0') {
-        return Err(Problem::invalid_field("content", "must not contain the NUL character"));
-    }
+    // Postgres cannot store the NUL character of binary output.
+    let content = content.replace('\0', "");
     let document = service.write_memory(&tenant, &user, &content, expected, MemoryAuthor::Http).await?;
     Ok(with_etag(MemoryBody::new(user.as_str(), Some(document))))
 }

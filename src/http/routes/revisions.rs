@@ -174,7 +174,7 @@ pub(crate) struct EditRequest {
         value_type = String,
         min_length = 1,
         max_length = 1_048_576,
-        pattern = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+        pattern = r"[^\s\u0000]"
     )]
     summary: Option<String>,
     /// The revision that the edit is based on: the present one, or the request fails.
@@ -186,7 +186,8 @@ impl EditRequest {
     /// Returns the text and its base. Reports all invalid fields together.
     fn read(self) -> Result<(String, i64), Problem> {
         let missing = |field: &str| FieldError::new(field, "missing");
-        let text = self.summary.ok_or_else(|| missing("summary"));
+        // Postgres cannot store the NUL character of binary output.
+        let text = self.summary.map(|text| text.replace('\0', "")).ok_or_else(|| missing("summary"));
         let text = text.and_then(|text| summary::check_written("summary", &text).map(|()| text));
         let based_on = self.based_on.ok_or_else(|| missing("based_on")).and_then(|number| {
             let number = as_integer(&number).filter(|revision| *revision >= 0);

@@ -4,11 +4,10 @@ use super::exchanges::idempotency_key;
 use super::forks::ForkOriginBody;
 use crate::blocking;
 use crate::config::Limits;
-use crate::domain::format::Format;
+use crate::domain::format::{self, Format};
 use crate::domain::given_time::message_time;
 use crate::domain::id::SessionId;
-use crate::domain::message::Message;
-use crate::domain::sync::{ClientList, OnDivergence};
+use crate::domain::sync::{ClientList, OnDivergence, is_instruction};
 use crate::domain::validation::FieldError;
 use crate::http::chat;
 use crate::http::error::Problem;
@@ -129,27 +128,25 @@ impl SyncRequest {
     fn into_list(self, limits: &Limits) -> Result<ClientList, Problem> {
         let (now, mut errors) = (OffsetDateTime::now_utc(), Vec::new());
         let (mut messages, mut times) = (Vec::new(), Vec::new());
-        let format = self.format.unwrap_or_default();
-        let given = self.messages.iter().enumerate().skip_while(|(_, message)| is_instruction(message));
-        for (index, raw) in given {
+        let mut instructions = Vec::new();
+        for (index, raw) in self.messages.iter().enumerate() {
             let path = || format!("messages[{index}]");
-            let time = message_time(raw, Some(now)).map_err(|error| error.in_value(&path()));
-            let parsed = match format {
-                Format::OpenAi => Message::parse(raw).map(|message| vec![message]),
-                Format::Anthropic => Message::parse_anthropic(raw),
-            };
-            match parsed {
-                Ok(parsed) => {
-                    let too_large = parsed
+            let time = message_time(raw, Some(now));
+            match format::read_given(raw) {
+                Ok(read) => {
+                    let too_large = read
                         .iter()
                         .filter_map(|message| limits.sizes().check_message(&path(), message).err());
                     errors.extend(too_large);
-                    times.extend(parsed.iter().map(|_| time.as_ref().copied().unwrap_or_default()));
-                    messages.extend(parsed);
+                    if messages.is_empty() && read.iter().all(is_instruction) {
+                        instructions.extend(read);
+                        continue;
+                    }
+                    times.extend(read.iter().map(|_| time));
+                    messages.extend(read);
                 }
-                Err(invalid) => errors.extend(invalid.into_iter().map(|error| error.in_value(&path()))),
+                Err(error) => errors.push(error.in_value(&path())),
             }
-            errors.extend(time.err());
         }
         let user_id = user_id(self.user_id, &mut errors);
         let metadata = self.metadata.map(|given| limits.sizes().metadata("metadata", &given)).transpose();
@@ -171,19 +168,10 @@ impl SyncRequest {
             }
         };
         if errors.is_empty() {
-            Ok(ClientList { messages, format, times, user_id, metadata, on_divergence })
+            let format = self.format.unwrap_or_default();
+            Ok(ClientList { messages, instructions, format, times, user_id, metadata, on_divergence })
         } else {
             Err(Problem::invalid(errors))
         }
     }
-}
-
-/// Returns `true` for a system or developer message, which is not part of a history.
-fn is_instruction(message: &RawValue) -> bool {
-    #[derive(Deserialize)]
-    struct WithRole {
-        role: Option<String>,
-    }
-    let role = serde_json::from_str::<WithRole>(message.get()).ok().and_then(|message| message.role);
-    matches!(role.as_deref(), Some("system" | "developer"))
 }

@@ -20,6 +20,7 @@ pub(super) fn label(entry: &TranscriptEntry) -> String {
         Role::User => "User",
         Role::Assistant => "Assistant",
         Role::Tool => "Tool",
+        Role::System | Role::Developer => "System",
     };
     let name: String = entry
         .name

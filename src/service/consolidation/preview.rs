@@ -13,7 +13,7 @@ use crate::domain::id::{SessionId, TenantId};
 use crate::domain::search::text::OwnResults;
 use crate::llm::status::{ModelStatus, Strategy};
 use crate::llm::{Llm, LlmStatus, Task};
-use crate::service::{MAX_PAGE_BYTES, PAGE_MEMORY, invalid_message};
+use crate::service::{MAX_PAGE_BYTES, PAGE_MEMORY, StoreError};
 use serde::Serialize;
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -161,7 +161,11 @@ impl MemoryService {
                 // The session was rewound in the meantime.
                 Err(RunError::Superseded) => {}
                 Err(RunError::Store(error)) => return Err(error.into()),
-                Err(_) => return Err(invalid_message(Vec::new()).into()),
+                Err(_) => {
+                    return Err(
+                        StoreError::Corrupt { what: "a message", why: "it has no role".to_owned() }.into()
+                    );
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The temporary file that holds an import until it is complete. The file has no name, so it disappears with the process.
 
 use crate::domain::export_format::{ImportRow, ImportedMessage, parse_revision};
-use crate::domain::message::Message;
+use crate::domain::format;
 use crate::storage::{RowBatch, RowBatches};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, BufWriter, Seek as _, Write as _};
@@ -94,7 +94,7 @@ fn parse_message(row: &str) -> Option<ImportedMessage> {
     let tokens = fields.next()?.parse().ok()?;
     let created_at = parse_time(fields.next()?).ok()?;
     let redacted_at = parse_time(fields.next()?).ok()?;
-    let message = Message::from_stored(fields.next()?.to_owned()).ok()?;
+    let message = format::read(fields.next()?).ok()?;
     Some(ImportedMessage { seq, created_at, redacted_at, message, tokens })
 }
 

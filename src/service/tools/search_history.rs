@@ -145,8 +145,7 @@ struct Neighbour {
 
 fn read_neighbours(messages: &[StoredMessage]) -> Result<Vec<Neighbour>, Error> {
     let neighbour = |message: &StoredMessage| {
-        let TranscriptEntry { role, text, calls, .. } =
-            TranscriptEntry::of(&decode_message(message.json.clone())?);
+        let TranscriptEntry { role, text, calls, .. } = TranscriptEntry::of(&decode_message(&message.json)?);
         let mut text = one_line(&text);
         for call in calls {
             text.push_str(if text.is_empty() { "calls " } else { "; calls " });

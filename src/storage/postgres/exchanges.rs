@@ -366,7 +366,7 @@ async fn append_groups(
             let request = requests.get(index);
             let key = request.and_then(|request| request.key.as_ref());
             let outcome = if key.is_some_and(|key| key.is_of(&fingerprint)) {
-                let given = request.and_then(|request| request.exchange.created_at);
+                let given = request.and_then(|request| request.exchange.time());
                 let created_at = given.unwrap_or(exchange.created_at);
                 AppendOutcome::Appended(PersistedExchange { replayed: true, created_at, ..exchange })
             } else {

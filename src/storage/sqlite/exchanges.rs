@@ -284,7 +284,7 @@ async fn known_outcome<S: Statements>(
     let known = statements.read(SELECT_KEY, &values, decode).await?;
     Ok(known.map(|(fingerprint, stored)| {
         if key.is_of(&fingerprint) {
-            let created_at = request.exchange.created_at.unwrap_or(stored.created_at);
+            let created_at = request.exchange.time().unwrap_or(stored.created_at);
             AppendOutcome::Appended(PersistedExchange { created_at, ..stored })
         } else {
             AppendOutcome::KeyReused

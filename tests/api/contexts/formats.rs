@@ -29,9 +29,9 @@ async fn context_in_anthropic_format_has_system_and_content_blocks(backend: Back
         &[
             json!({"role": "assistant", "content": "Hello! \n"}),
             json!({"role": "user", "name": "Ada", "content": [
-                {"type": "text", "text": "Look:"}, image("data:image/jpg;base64,AAAA"), image("https://example.org/a.png"),
+                {"type": "text", "text": "Look:"}, image("data:image/jpg;base64,/9j/"), image("https://example.org/a.png"),
                 image("ftp://example.org/a.png"), {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
-                {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}},
+                {"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0x", "filename": "a.pdf"}},
                 {"type": "file", "file": {"file_id": "f", "filename": "b.txt"}},
             ]}),
             json!({"role": "assistant", "content": "", "tool_calls": [
@@ -63,10 +63,10 @@ async fn context_in_anthropic_format_has_system_and_content_blocks(backend: Back
         {"role": "assistant", "content": [text("Hello!")]},
         {"role": "user", "content": [
             text("Ada:"), text("Look:"),
-            {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "AAAA"}},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "/9j/"}},
             {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
             text("(an image that can't be shown here)"), text("(audio that can't be shown here)"),
-            {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}, "title": "a.pdf"},
+            {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x"}, "title": "a.pdf"},
             text("(the file \"b.txt\" that can't be shown here)"),
         ]},
         {"role": "assistant", "content": [
@@ -98,26 +98,30 @@ async fn missing_calls_and_results_are_inserted_in_both_formats(backend: Backend
         json!({"role": "assistant", "content": "Both.", "tool_calls": [call("a", "{}"), call("b", "{}")]}),
         result("a", "A"),
         json!({"role": "user", "content": "And b?"}),
+        json!({"role": "assistant", "content": "Wait."}),
         result("b", "B"),
         json!({"role": "assistant", "content": "Again.", "tool_calls": [call("a", "{}")]}),
     ];
     app.record("s", &given).await;
     let context = app.context("s", &json!({})).await;
-    let none = "No result of this call has been recorded.";
-    let earlier =
-        json!({"id": "b", "type": "function", "function": {"name": "earlier_call", "arguments": "{}"}});
+    let none = "No result of this call had been recorded at this point.";
+    let called = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
     let list = [
-        &given[..3],
+        &given[..1],
         &[
+            json!({"role": "assistant", "content": "Both.", "tool_calls": [called("a", "look_up"), called("b", "look_up")]}),
+            result("a", "A"),
             result("b", none),
             given[3].clone(),
-            json!({"role": "assistant", "content": null, "tool_calls": [earlier]}),
+            given[4].clone(),
+            json!({"role": "assistant", "content": null, "tool_calls": [called("b_6", "earlier_call")]}),
+            result("b_6", "B"),
+            json!({"role": "assistant", "content": "Again.", "tool_calls": [called("a_7", "look_up")]}),
+            result("a_7", none),
         ],
-        &given[4..],
-        &[result("a", none)],
     ];
     assert_eq!(context["messages"], Value::from(list.concat()));
-    assert_includes(&context, &json!({"inserted": 3, "cache": {"stable_messages": 8}}));
+    assert_includes(&context, &json!({"inserted": 3, "cache": {"stable_messages": 9}}));
     assert!(context["cache"].get("stable_blocks").is_none());
 
     let context = app.context("s", &json!({"format": "anthropic"})).await;
@@ -128,10 +132,10 @@ async fn missing_calls_and_results_are_inserted_in_both_formats(backend: Backend
         {"role": "user", "content": [text("Go.")]},
         {"role": "assistant", "content": [text("Both."), call("a", "look_up"), call("b", "look_up")]},
         {"role": "user", "content": [result("a", "A"), result("b", none), text("And b?")]},
-        {"role": "assistant", "content": [call("b_5", "earlier_call")]},
-        {"role": "user", "content": [result("b_5", "B")]},
-        {"role": "assistant", "content": [text("Again."), call("a_6", "look_up")]},
-        {"role": "user", "content": [result("a_6", none)]},
+        {"role": "assistant", "content": [text("Wait."), call("b_6", "earlier_call")]},
+        {"role": "user", "content": [result("b_6", "B")]},
+        {"role": "assistant", "content": [text("Again."), call("a_7", "look_up")]},
+        {"role": "user", "content": [result("a_7", none)]},
     ]);
     assert_eq!(context["messages"], expected, "{context:#}");
     assert_includes(&context["cache"], &json!({"stable_messages": 6, "stable_blocks": 2}));

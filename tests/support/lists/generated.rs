@@ -6,6 +6,7 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 const PNG: &str = "data:image/png;base64,iVBORw0KGgo=";
+const JPEG: &str = "data:image/PNG;base64,_9j_4AAQ\nSkZJRg";
 const PDF: &str = "data:application/pdf;base64,JVBERi0xLjQ=";
 
 /// Generates the messages of a session.
@@ -35,7 +36,7 @@ fn user_part() -> impl Strategy<Value = Value> {
         1 => text().prop_map(|text| json!({"type": "text", "text": text, "cache_control": null})),
         1 => text().prop_map(|text| json!({"type": "reasoning", "text": text})),
         2 => select(vec![
-            image(PNG), image("https://example.org/a.png"), image("http://example.org/a.png"),
+            image(PNG), image(JPEG), image("data:image/png;base64,PGh0bWw+"), image("HTTPS://example.org/a.png"), image("http://example.org/a.png"),
             image("data:image/tiff;base64,AAAA"), image("data:image/png;base64,no"),
             json!({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}),
             json!({"type": "file", "file": {"file_data": PDF, "filename": "plan.pdf"}}),
@@ -44,6 +45,9 @@ fn user_part() -> impl Strategy<Value = Value> {
             json!({"type": "input_image", "file_id": "file-1"}),
             json!({"type": "input_file", "file_data": PDF, "filename": "plan.pdf"}),
             json!({"type": "input_file", "file_url": "https://example.org/plan.pdf"}),
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "/9j/4AAQSkZJRg=="}}),
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "no image"}}),
+            json!({"type": "tool-call", "toolCallId": "a"}), json!({"text": "no type"}), json!("a string"), json!(7),
         ]),
     ]
 }
@@ -52,6 +56,7 @@ fn user() -> impl Strategy<Value = Value> {
     let content = prop_oneof![
         4 => text().prop_map(Value::from),
         1 => vec(user_part(), 1..4).prop_map(Value::from),
+        1 => select(vec![json!({"parts": [1.50]}), json!(7), json!([]), Value::Null]),
     ];
     (content, proptest::option::weighted(0.2, select(vec!["Ada", "bo_2", "Ada Lovelace"]))).prop_map(
         |(content, name)| {
@@ -80,6 +85,12 @@ fn assistant() -> impl Strategy<Value = Value> {
         1 => text().prop_map(|text| json!({"role": "assistant", "content": text, "refusal": text})),
         1 => text().prop_map(|text| json!({"role": "assistant", "content": null, "audio": {"id": "a", "data": "AAAA", "transcript": text}})),
         1 => select(vec![Value::Null, json!([])]).prop_map(|content| json!({"role": "assistant", "content": content})),
+        1 => (text(), any::<bool>()).prop_map(|(text, is_complete)| {
+            let call = json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": "a"}});
+            let result = json!({"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []});
+            let parts = [Some(call), is_complete.then_some(result), Some(json!({"type": "text", "text": text}))];
+            json!({"role": "assistant", "content": parts.into_iter().flatten().collect::<Vec<_>>()})
+        }),
     ]
 }
 
@@ -96,6 +107,8 @@ fn call() -> impl Strategy<Value = Value> {
         "ünïcode",
         &longest,
         &longest,
+        "",
+        "",
     ]
     .map(str::to_owned);
     let arguments = vec![
@@ -106,14 +119,22 @@ fn call() -> impl Strategy<Value = Value> {
         "[1]",
         "not {json",
         r#"{"cut":"#,
+        r#"{"emoji":"\ud83d"}"#,
     ];
-    (select(ids.to_vec()), select(vec!["search_history", "db.query"]), select(arguments)).prop_map(
-        |(id, name, arguments)| match arguments {
-            "not {json" => json!({"id": id, "type": "custom", "custom": {"name": name, "input": arguments}}),
-            "" => json!({"index": 0, "id": id, "function": {"name": name, "arguments": arguments}}),
-            _ => json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
-        },
-    )
+    let names = vec![
+        "search_history",
+        "db.query",
+        "multi_tool_use.parallel",
+        "",
+        "9 lives",
+        "a_name_of_more_than_sixty-four_characters_as_servers_of_tools_have_it",
+    ];
+    (select(ids.to_vec()), select(names), select(arguments)).prop_map(|(id, name, arguments)| match arguments
+    {
+        "not {json" => json!({"id": id, "type": "custom", "custom": {"name": name, "input": arguments}}),
+        "" => json!({"index": 0, "id": id, "function": {"name": name, "arguments": arguments}}),
+        _ => json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+    })
 }
 
 fn result(id: &str, content: &Value) -> Value {
@@ -133,13 +154,9 @@ fn result_content() -> impl Strategy<Value = Value> {
 
 /// Generates tool calls with one result, two results, a late result, or none.
 fn tool_turn() -> impl Strategy<Value = Vec<Value>> {
-    let calls = vec(call(), 1..4).prop_map(|mut calls| {
-        let mut ids = std::collections::HashSet::new();
-        calls.retain(|call| ids.insert(call["id"].clone()));
-        calls
-    });
+    let calls = vec(call(), 1..4);
     let content = prop_oneof![Just(Value::Null), Just(Value::from("")), text().prop_map(Value::from)];
-    let fates = vec(select(vec!['y', 'y', 'y', 'y', 'n', 'l', '2']), 3);
+    let fates = vec(select(vec!['y', 'y', 'y', 'y', 'n', 'l', '2', 'o', 'u', 's', 'b']), 3);
     (calls, content, fates, vec(result_content(), 3), text()).prop_map(
         |(calls, content, fates, results, said)| {
             let mut turn = vec![json!({"role": "assistant", "content": content, "tool_calls": calls})];
@@ -150,6 +167,13 @@ fn tool_turn() -> impl Strategy<Value = Vec<Value>> {
                     'y' => turn.push(result),
                     'l' => late.push(result),
                     '2' => turn.extend([result.clone(), result]),
+                    'o' => turn.extend([self::result("call_lost", &json!("lost")), result]),
+                    'u' => turn.extend([json!({"role": "user", "content": "A reminder."}), result]),
+                    's' => turn.extend([json!({"role": "system", "content": "A reminder."}), result]),
+                    'b' => turn.push(json!({"role": "user", "content": [
+                        {"type": "text", "text": "A reminder."},
+                        {"type": "tool_result", "tool_use_id": call["id"], "content": content},
+                    ]})),
                     _ => {}
                 }
             }
@@ -172,6 +196,24 @@ fn legacy_turn() -> impl Strategy<Value = Vec<Value>> {
     })
 }
 
+/// Generates a turn of Claude Code: thinking, two calls with any ids, and their results in one message with a reminder.
+fn anthropic_turn() -> impl Strategy<Value = Vec<Value>> {
+    let id = || select(vec!["toolu_1", "toolu_2", "toolu:3", ""]);
+    (id(), id(), text(), any::<bool>(), 0usize..3).prop_map(|(a, b, text, is_first, results)| {
+        let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "read.file", "input": {"n": 1.50}, "cache_control": null});
+        let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": [{"type": "text", "text": text}], "is_error": true});
+        let thinking = json!({"type": "thinking", "thinking": "hm", "signature": "c2ln"});
+        let mut blocks: Vec<Value> = [a, b].into_iter().take(results).map(result).collect();
+        let note = json!({"type": "text", "text": "A note."});
+        blocks.insert(if is_first { 0 } else { blocks.len() }, note);
+        vec![
+            json!({"role": "user", "content": "Read both."}),
+            json!({"role": "assistant", "content": [thinking, call(a), call(b)]}),
+            json!({"role": "user", "content": blocks}),
+        ]
+    })
+}
+
 fn turn() -> impl Strategy<Value = Vec<Value>> {
     prop_oneof![
         4 => (user(), assistant()).prop_map(|(user, assistant)| vec![user, assistant]),
@@ -180,5 +222,7 @@ fn turn() -> impl Strategy<Value = Vec<Value>> {
         2 => (user(), tool_turn()).prop_map(|(user, tools)| [vec![user], tools].concat()),
         1 => legacy_turn(),
         1 => result_content().prop_map(|content| vec![result("call_lost", &content)]),
+        1 => (text(), select(vec!["system", "developer"])).prop_map(|(text, role)| vec![json!({"role": role, "content": text})]),
+        1 => anthropic_turn(),
     ]
 }
