@@ -102,6 +102,7 @@ pub fn read(json: &str) -> Result<Message, FieldError> {
     match ["content", "parts", "blocks"].into_iter().find_map(|key| message.get(key)) {
         None => {}
         Some(list) if list.starts_with('[') => {
+            fields.is_list = true;
             for json in elements(list) {
                 read_element(json, &mut fields);
             }

@@ -119,6 +119,8 @@ pub struct Fields {
     pub role: Role,
     /// The name of the participant.
     pub name: Option<String>,
+    /// The content is a list of parts instead of a text.
+    pub is_list: bool,
     pub elements: Vec<Element>,
     pub calls: Vec<ToolCall>,
     /// The id of the call whose result the message is; empty if it names none.
@@ -127,24 +129,19 @@ pub struct Fields {
 
 impl Fields {
     pub fn new(role: Role) -> Self {
-        Self { role, name: None, elements: Vec::new(), calls: Vec::new(), result_of: None }
+        let (elements, calls) = (Vec::new(), Vec::new());
+        Self { role, name: None, is_list: false, elements, calls, result_of: None }
     }
 
     /// Appends a part without a block.
     pub fn push(&mut self, part: Part) {
-        self.elements.push(part.into());
+        self.elements.push(Element { block: None, parts: vec![part] });
     }
 
     /// Appends a call, with the block that it was sent as.
     pub fn push_call(&mut self, call: ToolCall, block: Option<Block>) {
         self.elements.push(Element { block, parts: vec![Part::Call(self.calls.len())] });
         self.calls.push(call);
-    }
-}
-
-impl From<Part> for Element {
-    fn from(part: Part) -> Self {
-        Self { block: None, parts: vec![part] }
     }
 }
 
@@ -186,7 +183,6 @@ impl Message {
     /// Creates a message of plain text.
     pub fn text(role: Role, text: &str) -> Self {
         let mut fields = Fields::new(role);
-        fields.result_of = (role == Role::Tool).then(String::new);
         fields.push(Part::Text(text.to_owned()));
         Self::new(format!(r#"{{"role":"{role}","content":{}}}"#, quote(text)), fields)
     }
@@ -234,6 +230,11 @@ impl Message {
     /// Returns the name of the participant, if the client sent one.
     pub fn name(&self) -> Option<&str> {
         self.fields.name.as_deref()
+    }
+
+    /// Returns `true` if the content is a list of parts instead of a text.
+    pub fn is_list(&self) -> bool {
+        self.fields.is_list
     }
 
     /// Returns all texts and the refusal, joined by line feeds. The text may be empty.

@@ -565,7 +565,7 @@ impl MemoryService {
         }
         let is_prefix_stable = coverage.omitted.is_empty() && shortened.is_none();
         coverage.report_redacted(tail.metadata().get(first..).unwrap_or_default());
-        coverage.repeated = repeated.filter(|_| needs_opening(&history));
+        coverage.repeated = repeated.filter(|_| needs_opening(&history, false));
         let tokens = costs.tokens(new_message.recall_tokens);
         let rendered = options.format.render_context(RenderInput {
             system_json: system.json,

@@ -62,7 +62,7 @@ async fn message_is_returned_byte_for_byte(backend: Backend) {
     }
     let sent = [
         r#"{"role":"user","content":"éé/\u0000 😀 😀"}"#,
-        r#"{"role":"user","name":"Bo","content":"a"}"#,
+        r#"{"role":"user","name":"Bo","content":[{"type":"text","text":"a"}]}"#,
         r#"{"role":"assistant","content":""}"#,
         r#"{"role":"user","content":"\u001f\\\"/ ' ; DROP TABLE messages; -- $1 ? :a {}"}"#,
         r#"{"role":"assistant","content":null,"tool_calls":[{"function":{"arguments":"{\"x\": 1.0}","name":"f"},"id":"call_59b271ae1bbcb1d31d419298","type":"function"}]}"#,

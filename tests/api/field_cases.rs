@@ -107,7 +107,7 @@ async fn reminder_follows_the_result(content: Value) {
     ];
     let [openai, anthropic] = lists(&app, "s", &turn).await;
     assert_eq!(openai[2], result("t1", "1"));
-    assert_eq!(openai[3], said("user", "A reminder."));
+    assert_eq!(openai[3]["content"], json!([{"type": "text", "text": "A reminder."}]));
     let expected = json!([
         {"type": "tool_result", "tool_use_id": "t1", "content": "1"}, {"type": "text", "text": "A reminder."},
     ]);

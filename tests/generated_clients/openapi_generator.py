@@ -9,7 +9,6 @@ from precis_api import (
     Configuration,
     Content,
     ContentPart,
-    ContentPartType,
     ContextRequest,
     ExchangeRequest,
     Fields,
@@ -75,7 +74,7 @@ given = MessagesExchange.from_dict({"messages": exchange, "user_id": USER, "meta
 recorded = sessions.record_exchange(SESSION, ExchangeRequest(given))
 assert (recorded.first_seq, recorded.last_seq) == (1, 4), recorded
 for replayed in (None, "true"):
-    content = Content([ContentPart(type=ContentPartType.TEXT, text="Thanks.")])
+    content = Content([ContentPart(type="text", text="Thanks.")])
     texts = QuestionAndAnswer(user_message=content, assistant_reply=Content("You're welcome."))
     second = sessions.record_exchange_with_http_info(SESSION, ExchangeRequest(texts), "second-turn")
     assert second.data.first_seq == 5 and second.headers is not None, second

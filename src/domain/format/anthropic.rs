@@ -123,13 +123,8 @@ fn content_parts(content: Option<&str>) -> Vec<Part> {
 
 /// Returns the field with the id of a call (`id`) or a result (`tool_use_id`) of a tool that runs at the provider.
 fn provider_tool_id(kind: &str) -> Option<&'static str> {
-    if kind.ends_with("_tool_use") {
-        Some("id")
-    } else if kind.ends_with("_tool_result") {
-        Some("tool_use_id")
-    } else {
-        None
-    }
+    let of_result = || kind.ends_with("_tool_result").then_some("tool_use_id");
+    kind.ends_with("_tool_use").then_some("id").or_else(of_result)
 }
 
 /// The calls and results of the provider's tools in a list. The API rejects a call without its result in the same turn of the model, and

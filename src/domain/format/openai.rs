@@ -37,7 +37,9 @@ pub(super) fn read_fields(message: &Object<'_>, fields: &mut Fields) {
         return;
     }
     let refusal = message.string("refusal").filter(|refusal| !refusal.is_empty());
-    fields.elements.extend(refusal.map(|refusal| Part::Refusal(refusal).into()));
+    if let Some(refusal) = refusal {
+        fields.push(Part::Refusal(refusal));
+    }
     let audio = message.object("audio");
     if !audio.0.is_empty() {
         let has_text =
@@ -250,6 +252,7 @@ fn convert<'a>(message: &'a Message, place: Option<&'a Place<'_>>) -> (ChatMessa
         .iter()
         .map(|part| if let ChatPart::Text { text } = part { Some(&**text) } else { None })
         .collect();
+    let keeps_list = given == Role::User && message.is_list() && profile != Profile::Strict;
     // Many providers accept only a string from tools, and strict templates from everyone.
     let content = match texts {
         Some(texts)
@@ -261,7 +264,7 @@ fn convert<'a>(message: &'a Message, place: Option<&'a Place<'_>>) -> (ChatMessa
         _ if parts.is_empty() && !message.tool_calls().is_empty() => Content::None(()),
         _ if parts.is_empty() => Content::Text("".into()),
         _ => match parts.pop() {
-            Some(ChatPart::Text { text }) if parts.is_empty() => Content::Text(text),
+            Some(ChatPart::Text { text }) if parts.is_empty() && !keeps_list => Content::Text(text),
             last => Content::Parts(parts.into_iter().chain(last).collect()),
         },
     };

@@ -59,9 +59,9 @@ impl<'t> RenderedMessage<'t> {
     }
 }
 
-/// Returns `true` if a list of these messages needs an opening.
-pub fn needs_opening(messages: &[RenderedMessage<'_>]) -> bool {
-    messages.iter().rev().fold(false, |following, message| message.needs_opening(following))
+/// Returns `true` if a list of these messages needs an opening. `following` is the answer for the list that begins after them.
+pub fn needs_opening(messages: &[RenderedMessage<'_>], following: bool) -> bool {
+    messages.iter().rev().fold(following, |following, message| message.needs_opening(following))
 }
 
 /// The pieces of a message that count, in no order. A sum of pieces, so that only the pieces that differ from those that were counted
@@ -186,7 +186,7 @@ impl RenderInput<'_> {
     /// Returns `true` if the list needs its opening.
     pub(super) fn has_opening(&self) -> bool {
         let new = self.user_message.as_ref().is_some_and(|message| message.needs_opening(false));
-        self.history.iter().rev().fold(new, |following, message| message.needs_opening(following))
+        needs_opening(&self.history, new)
     }
 }
 

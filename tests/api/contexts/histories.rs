@@ -50,7 +50,7 @@ fn render(tail: &Tail, format: Format, profile: Profile) -> (String, i64) {
     let list = ListOptions { profile, ..ListOptions::default() };
     let history = format.render_messages(list, tail, 0).expect("messages");
     let opening = Opening::default();
-    let is_opened = format::needs_opening(&history);
+    let is_opened = format::needs_opening(&history, false);
     let total = history.iter().map(|message| message.tokens).sum::<i64>();
     let tokens = total + if is_opened { opening.tokens } else { 0 };
     let input = RenderInput { history, opening, profile, ..RenderInput::default() };

@@ -76,7 +76,7 @@ fn converted_texts() -> Vec<Shape> {
         // Text parts of the Responses API.
         shape(
             asked(&json!([{"type": "input_text", "text": "Given."}])),
-            asked(&json!("Given.")),
+            asked(&json!([text("Given.")])),
             asked(&json!([{"type": "input_text", "text": "Given."}])),
         ),
         shape(
@@ -96,7 +96,7 @@ fn converted_texts() -> Vec<Shape> {
         ),
         shape(
             asked(&json!([{"type": "input_file", "file_url": "https://e.org/a.pdf", "filename": "a.pdf"}])),
-            asked(&json!("(the file \"a.pdf\" that can't be shown here)")),
+            asked(&json!([text("(the file \"a.pdf\" that can't be shown here)")])),
             asked(&json!([{"type": "input_file", "file_url": "https://e.org/a.pdf", "filename": "a.pdf"}])),
         ),
         // Reasoning.
@@ -132,7 +132,7 @@ fn converted_texts() -> Vec<Shape> {
             said(&json!("Refused.")),
             said(&json!([{"type": "refusal", "refusal": "Refused."}])),
         ),
-        shape(asked(&json!([cached])), asked(&json!("Cached.")), asked(&json!([cached]))),
+        shape(asked(&json!([cached])), asked(&json!([text("Cached.")])), asked(&json!([cached]))),
         shape(asked(&json!([])), asked(&json!("")), asked(&json!(""))),
         // Empty answers: the length limit or a content filter.
         shape(json!({"role": "assistant"}), said(&json!("")), said(&json!(""))),
