@@ -21,6 +21,10 @@ fuzz_target!(|text: &str| {
     let Ok(raw) = serde_json::from_str::<&RawValue>(text) else {
         return;
     };
+    // The service replaces halves of surrogate pairs before it reads a message.
+    if serde_json::from_str::<Value>(text).is_err() {
+        return;
+    }
     let error_text = |FieldError { field, detail }: FieldError| format!("{field}: {detail}");
     match format::read_given(raw) {
         Ok(messages) => {
@@ -30,7 +34,8 @@ fuzz_target!(|text: &str| {
             assert_consistent(&messages);
         }
         Err(_) => {
-            let rejection = |json: &str| format::read_given(serde_json::from_str(json).ok()?).err().map(error_text);
+            let rejection =
+                |json: &str| format::read_given(serde_json::from_str(json).ok()?).err().map(error_text);
             assert_eq!(quoted(raw.get(), rejection), Vec::<String>::new());
         }
     }
@@ -53,12 +58,10 @@ fn assert_kept_verbatim(message: &Message, given: &str) {
     let without_white_space =
         |text: &str| -> String { text.chars().filter(|c| !c.is_ascii_whitespace()).collect() };
     assert_eq!(without_white_space(message.json()), without_white_space(given));
-    // An unknown field may contain a lone surrogate, which `Value` rejects.
-    if let Ok(given) = serde_json::from_str::<Value>(given) {
-        assert_eq!(serde_json::from_str::<Value>(message.json()).ok(), Some(given.clone()));
-        if let Some(content) = given["content"].as_str().filter(|content| !content.is_empty()) {
-            assert!(message.content().starts_with(content));
-        }
+    let given = serde_json::from_str::<Value>(given).expect("JSON");
+    assert_eq!(serde_json::from_str::<Value>(message.json()).ok(), Some(given.clone()));
+    if let Some(content) = given["content"].as_str().filter(|content| !content.is_empty()) {
+        assert!(message.content().starts_with(content));
     }
     assert!(!message.json().contains(['\n', '\r']), "one message is one line");
 }
