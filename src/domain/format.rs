@@ -6,7 +6,7 @@
 //! `openai` and an arm in each function here.
 
 use super::message::object::{Object, as_string, as_text, elements};
-use super::message::{self, Element, Fields as MessageFields, Message, Part, Role, minify_json};
+use super::message::{self, Element, Message, MessageFields, Part, Role, minify_json};
 use super::recall_block::without_block;
 use super::tail::{Tail, TailMessage};
 use super::validation::FieldError;
@@ -98,7 +98,7 @@ pub fn read(json: &str) -> Result<Message, FieldError> {
         }),
     };
     let mut fields = MessageFields::new(role.map_err(|detail| FieldError::new("role", detail))?);
-    // Some frameworks name the list otherwise.
+    // UI messages of the AI SDK have `parts`, messages of LlamaIndex have `blocks`.
     match ["content", "parts", "blocks"].into_iter().find_map(|key| message.get(key)) {
         None => {}
         Some(list) if list.starts_with('[') => {
@@ -238,7 +238,7 @@ struct List<'l, 't> {
     format: Format,
     options: ListOptions,
     pairing: &'l Pairing,
-    /// The stored messages, and those that are not copied.
+    /// Each stored message, and its parts unless the stored JSON is copied.
     messages: &'l [(TailMessage<'t>, Option<Message>)],
 }
 
@@ -250,7 +250,7 @@ impl<'t> List<'_, 't> {
     /// Returns the role of a step, and its message unless it is copied.
     fn of_step(&self, step: &Step) -> (Option<Role>, Option<&Message>) {
         match *step {
-            Step::Message { position, .. } => {
+            Step::Message(position) => {
                 let role = self.messages.get(position).map(|(stored, _)| stored.metadata.role);
                 (role, self.message(position))
             }
@@ -277,9 +277,9 @@ impl<'t> List<'_, 't> {
             let mut message = RenderedMessage { is_stable, ..RenderedMessage::default() };
             match *step {
                 Step::MissingResult { position, call } => self.insert_result(&mut message, position, call),
-                Step::Message { position, missing_call } => {
+                Step::Message(position) => {
                     message.position = position;
-                    if missing_call {
+                    if self.pairing.is_orphan(position) {
                         self.insert_call(&mut message);
                     }
                     self.render_message(&mut message, (&provider_calls, *turn));

@@ -10,3 +10,8 @@ pub fn is_invisible(c: char) -> bool {
         | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}'
         | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
+
+/// Removes the NUL character, which Postgres cannot store, from a text of a model, an agent or a client.
+pub fn without_nul(text: &str) -> String {
+    text.replace('\0', "")
+}

@@ -32,6 +32,13 @@ named_variants!(Role {
     Developer = "developer"
 });
 
+impl Role {
+    /// Returns `true` for a message that instructs the model. At the beginning of a list, it is the system prompt.
+    pub fn is_instruction(self) -> bool {
+        matches!(self, Self::System | Self::Developer)
+    }
+}
+
 /// A tool call of an assistant message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCall {
@@ -58,7 +65,7 @@ pub enum Source {
     Id(String),
 }
 
-/// A part of a message in the terms of no format.
+/// A part of a message, whatever its format is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     Text(String),
@@ -109,13 +116,13 @@ pub struct Block {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     json: Box<str>,
-    fields: Fields,
+    fields: MessageFields,
     text: String,
 }
 
-/// The fields of a message while it is read.
+/// The fields of a message that the rules read.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fields {
+pub struct MessageFields {
     pub role: Role,
     /// The name of the participant.
     pub name: Option<String>,
@@ -127,7 +134,7 @@ pub struct Fields {
     pub result_of: Option<String>,
 }
 
-impl Fields {
+impl MessageFields {
     pub fn new(role: Role) -> Self {
         let (elements, calls) = (Vec::new(), Vec::new());
         Self { role, name: None, is_list: false, elements, calls, result_of: None }
@@ -168,7 +175,7 @@ impl Part {
 
 impl Message {
     /// Creates a message; `json` has no white space between tokens.
-    pub fn new(json: String, fields: Fields) -> Self {
+    pub fn new(json: String, fields: MessageFields) -> Self {
         let mut text = String::new();
         for part in fields.elements.iter().flat_map(|element| &element.parts) {
             let part = part.text().unwrap_or_default();
@@ -182,14 +189,15 @@ impl Message {
 
     /// Creates a message of plain text.
     pub fn text(role: Role, text: &str) -> Self {
-        let mut fields = Fields::new(role);
+        let mut fields = MessageFields::new(role);
         fields.push(Part::Text(text.to_owned()));
         Self::new(format!(r#"{{"role":"{role}","content":{}}}"#, quote(text)), fields)
     }
 
     /// Creates the result of a tool.
     pub fn tool_result(id: &str, text: &str) -> Self {
-        let mut fields = Fields { result_of: Some(id.to_owned()), ..Fields::new(Role::Tool) };
+        let result_of = Some(id.to_owned());
+        let mut fields = MessageFields { result_of, ..MessageFields::new(Role::Tool) };
         fields.push(Part::Text(text.to_owned()));
         Self::new(
             format!(r#"{{"role":"tool","tool_call_id":{},"content":{}}}"#, quote(id), quote(text)),
@@ -205,7 +213,7 @@ impl Message {
         if let Some(id) = self.tool_call_id() {
             return Self::tool_result(id, PLACEHOLDER);
         }
-        let mut fields = Fields::new(role);
+        let mut fields = MessageFields::new(role);
         fields.push(Part::Text(PLACEHOLDER.to_owned()));
         let mut json = format!(r#"{{"role":"{role}","content":{}"#, quote(PLACEHOLDER));
         for ToolCall { id, name, .. } in self.tool_calls() {

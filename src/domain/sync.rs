@@ -95,11 +95,6 @@ impl ClientList {
     }
 }
 
-/// Returns `true` for a message that is an instruction at the beginning of a list.
-pub fn is_instruction(message: &Message) -> bool {
-    matches!(message.role(), Role::System | Role::Developer)
-}
-
 /// The first part in which two messages differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {

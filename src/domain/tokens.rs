@@ -1,4 +1,4 @@
-//! Counts the tokens of texts and messages. Stored texts are counted once, when they are written. A context counts only
+//! Counts the tokens of texts. Stored texts are counted once, when they are written. A context counts only
 //! the text that it adds or changes ([`JoinedCount`]). `docs/tokens.md` describes the counts for users.
 
 use std::fmt;

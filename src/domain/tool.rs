@@ -4,6 +4,7 @@
 //! and MCP. Invalid arguments produce a text for the model, because only the model can correct them. To add a tool, add a
 //! variant here and its implementation in `service::tools`.
 
+use super::invisible::without_nul;
 use super::json::as_integer;
 use super::shorten::shorten_middle;
 use serde_json::{Map, Value, json};
@@ -264,8 +265,7 @@ struct Arguments {
 impl Arguments {
     fn text(&mut self, name: &str) -> Option<String> {
         match self.remaining.remove(name) {
-            // Postgres cannot store the NUL character of binary output.
-            Some(Value::String(text)) => Some(text.replace('\0', "")),
+            Some(Value::String(text)) => Some(without_nul(&text)),
             Some(Value::Null) | None => {
                 self.errors.push(format!("`{name}` is missing: it must be a string"));
                 None

@@ -11,6 +11,33 @@ use crate::domain::id::{SessionId, UserId};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+/// Declares types of a single value, for members that tell the types of a union apart.
+macro_rules! marks {
+    ($($name:ident $variant:ident $value:tt)*) => {
+        $(
+            #[derive(Serialize, ToSchema)]
+            pub(super) enum $name {
+                #[serde(rename = $value)]
+                $variant,
+            }
+        )*
+    };
+}
+
+pub(super) use marks;
+
+marks! {
+    UserRole User "user"
+    AssistantRole Assistant "assistant"
+    ToolRole Tool "tool"
+    TextType Text "text"
+    FunctionType Function "function"
+    CustomType Custom "custom"
+    ToolUseType ToolUse "tool_use"
+    ToolResultType ToolResult "tool_result"
+    CacheControlType Ephemeral "ephemeral"
+}
+
 /// An exchange: either `user_message` and `assistant_reply`, or `messages`
 #[derive(Serialize, ToSchema)]
 #[schema(as = ExchangeRequest)]
@@ -100,24 +127,6 @@ pub(super) enum OnDivergence {
     Fork,
 }
 
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum UserRole {
-    User,
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum AssistantRole {
-    Assistant,
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum ToolRole {
-    Tool,
-}
-
 /// The author of a message. `function` is the older form of `tool`
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -169,30 +178,12 @@ pub(super) struct ContentPart {
     refusal: Option<String>,
 }
 
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum TextType {
-    Text,
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum FunctionType {
-    Function,
-}
-
 /// A tool call as an assistant message makes it
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum MessageToolCall {
     Function(ToolCall),
     Custom(CustomToolCall),
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum CustomType {
-    Custom,
 }
 
 /// A call of a custom tool
@@ -263,12 +254,6 @@ pub(super) struct CalledFunction {
     arguments: Option<String>,
 }
 
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum ToolUseType {
-    ToolUse,
-}
-
 /// A block of the Anthropic messages format
 #[derive(Serialize, ToSchema)]
 pub(super) struct ToolUseRequest {
@@ -304,12 +289,6 @@ pub(super) struct ToolCallResult {
     content: String,
 }
 
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum ToolResultType {
-    ToolResult,
-}
-
 /// A block of the Anthropic messages format
 #[derive(Serialize, ToSchema)]
 pub(super) struct ToolUseResult {
@@ -336,10 +315,4 @@ pub(super) struct AnthropicTextBlock {
 pub(super) struct AnthropicCacheControl {
     #[schema(inline)]
     r#type: CacheControlType,
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum CacheControlType {
-    Ephemeral,
 }

@@ -8,23 +8,10 @@
 
 use super::chat::{
     AnthropicTextBlock, AssistantRole, FunctionCall, FunctionType, TextType, ToolResultType, ToolRole,
-    ToolUseType, UserRole,
+    ToolUseType, UserRole, marks,
 };
 use serde::Serialize;
 use utoipa::ToSchema;
-
-/// Declares types of a single value, for members that tell the types of a union apart.
-macro_rules! marks {
-    ($($name:ident $variant:ident $value:tt)*) => {
-        $(
-            #[derive(Serialize, ToSchema)]
-            pub(super) enum $name {
-                #[serde(rename = $value)]
-                $variant,
-            }
-        )*
-    };
-}
 
 marks! {
     OpenAiMark OpenAi "openai"

@@ -17,6 +17,7 @@ use crate::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId};
+use crate::domain::invisible::without_nul;
 use crate::domain::revision::{ModelUsage, Provenance, Revision};
 use crate::domain::search::text::OwnResults;
 use crate::domain::session::{Session, Window};
@@ -781,9 +782,4 @@ fn usage_of(cost: &Cost) -> ModelUsage {
 
 fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// Removes the NUL character, which Postgres cannot store.
-fn without_nul(text: &str) -> String {
-    text.replace('\0', "")
 }

@@ -16,7 +16,7 @@ use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::session::{ForkKind, ForkOrigin, Session};
-use crate::domain::sync::{ClientList, Divergence, OnDivergence, difference, is_instruction};
+use crate::domain::sync::{ClientList, Divergence, OnDivergence, difference};
 use crate::storage::{AppendRequest, ForkAppendOutcome, StoredMessage};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
@@ -148,7 +148,7 @@ impl MemoryService {
     async fn begins_with_instruction(&self, tenant: &TenantId, session: &SessionId) -> Result<bool, Error> {
         let first = message_page(&self.store, tenant, session, 0, 1).await?.pop();
         let first = first.map(|first| format::read(&first.json)).transpose().map_err(invalid_message)?;
-        Ok(first.as_ref().is_some_and(is_instruction))
+        Ok(first.is_some_and(|first| first.role().is_instruction()))
     }
 
     /// Returns the result of an earlier request with the same key that has forked the session.

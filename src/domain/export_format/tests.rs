@@ -256,14 +256,10 @@ fn times_of_messages_are_read_in_any_order() {
     let second = datetime!(2001-09-09 01:46:40 UTC);
     assert!(times.eq([Some(datetime!(2026-02-03 10:15 UTC)), Some(second), None, None]));
     assert_eq!(imported.times, None, "activity is the time of the import");
-    let time_of = |reader: ExportReader, line: &str| match reader
-        .clone()
-        .line(line.as_bytes())
-        .expect("valid")
-        .as_slice()
-    {
-        [ImportRow::Message(message)] => message.created_at,
-        rows => panic!("{rows:?}"),
+    let time_of = |mut reader: ExportReader, line: &str| {
+        let rows = reader.line(line.as_bytes()).expect("valid");
+        let [ImportRow::Message(message)] = rows.as_slice() else { panic!("{rows:?}") };
+        message.created_at
     };
     for time in ["\"yesterday\"", "\"1969-01-01T00:00:00Z\"", "[]", "1e18"] {
         assert_eq!(time_of(ExportReader::new(SIZES), &at(time)), None, "{time}");

@@ -2,24 +2,26 @@
 //! of text, content parts and tool calls, and messages of user and assistant in alternation, the user first.
 
 use super::media;
-use super::openai::{MAX_SHOWN_CHARS, describe, read_part};
-use super::pairing::{self, EARLIER_CALL, NO_ARGUMENTS, NO_RESULT, Pairing};
+use super::openai::{self, MAX_SHOWN_CHARS, describe, read_part};
+use super::pairing::{self, EARLIER_CALL, NO_RESULT, Pairing};
 use super::profile::{EMPTY_MESSAGE, SYSTEM_MARK};
 use super::types::{
     Count, RenderInput, RenderedContext, RenderedItem, RenderedMessage, Speaker, StablePrefix, join,
 };
 use crate::domain::message::object::{Object, as_string, as_text, elements, quote};
-use crate::domain::message::{Block, Element, Fields, Message, Part, Role, Source, ToolCall};
+use crate::domain::message::{Block, Element, Message, MessageFields, Part, Role, Source, ToolCall};
 use std::borrow::Cow;
 use std::collections::HashSet;
 
+/// The type of the files that the API accepts.
+const PDF: &str = "application/pdf";
 /// Longest id of a call.
 pub(super) const MAX_ID_CHARS: usize = 128;
-/// The blocks that a result can have, other than text. A reference names a tool and has no text.
+/// The blocks that a result can have. A reference names a tool and has no text.
 const BLOCKS_OF_RESULTS: [&str; 5] = ["text", "image", "document", "search_result", "tool_reference"];
 
 /// Reads a block that only this format has. Returns `false` for all other parts.
-pub(super) fn read_block(kind: &str, block: &Object<'_>, json: &str, fields: &mut Fields) -> bool {
+pub(super) fn read_block(kind: &str, block: &Object<'_>, json: &str, fields: &mut MessageFields) -> bool {
     let by_assistant = fields.role == Role::Assistant;
     let own = || Some(Block { kind: kind.to_owned(), json: json.to_owned() });
     let parts = match kind {
@@ -205,22 +207,20 @@ impl Blocks {
             parts if is_of_user && by_assistant => {
                 return parts.iter().for_each(|part| self.push_part(part, true));
             }
+            [
+                Part::Image { source: Source::Data { media_type, base64 }, .. }
+                | Part::File { source: Source::Data { media_type, base64 }, .. },
+            ] if source_type == "base64" && (kind == "image" || media_type == PDF) => {
+                let mut source = source.clone();
+                source.set("media_type", quote(media_type));
+                source.set("data", quote(base64));
+                let source = source.to_json();
+                object.set("source", source);
+            }
             [part] if is_attachment && !matches!(&*source_type, "text" | "content" | "file") => {
-                let is_address = kind == "document" && source_type == "url";
-                match attachment(part) {
-                    Some(new) => {
-                        let (new, mut source) = (Object::parse(&new), source.clone());
-                        for key in ["media_type", "data"] {
-                            new.object("source")
-                                .get(key)
-                                .into_iter()
-                                .for_each(|value| source.set(key, value.to_owned()));
-                        }
-                        let source = source.to_json();
-                        object.set("source", source);
-                    }
-                    None if is_address => {}
-                    None => return self.push_text(&describe(part)),
+                let is_address = source_type == "url" && (kind == "document" || attachment(part).is_some());
+                if !is_address {
+                    return self.push_text(&describe(part));
                 }
             }
             _ => {}
@@ -259,8 +259,8 @@ pub(super) fn render_message(
     match role {
         // A model that sees a name before its own messages begins to write it itself.
         Role::User => blocks.push_text(&message.name().map(|name| format!("{name}:")).unwrap_or_default()),
-        Role::System | Role::Developer => blocks.push_text(SYSTEM_MARK),
-        Role::Assistant | Role::Tool => {}
+        role if role.is_instruction() => blocks.push_text(SYSTEM_MARK),
+        _ => {}
     }
     if role == Role::Tool {
         blocks.0.push(result(message, pairing.result_id(position)));
@@ -290,7 +290,7 @@ pub(super) fn render_message(
     blocks.0.iter().for_each(|json| sent.add(size(json)));
     let speaker = if by_assistant { Speaker::Assistant } else { Speaker::User };
     blocks.0.into_iter().for_each(|json| rendered.push(speaker, json, 0));
-    rendered.tokens += sent.relative_to(&super::openai::count(message), stored);
+    rendered.tokens += sent.relative_to(&openai::count(message), stored);
 }
 
 /// Returns the block of a call.
@@ -365,9 +365,7 @@ fn attachment(part: &Part) -> Option<String> {
         {
             Some(format!(r#"{{"type":"image","source":{{"type":"url","url":{}}}}}"#, quote(url)))
         }
-        Part::File { source: Source::Data { media_type, base64: data }, name }
-            if media_type == "application/pdf" =>
-        {
+        Part::File { source: Source::Data { media_type, base64: data }, name } if media_type == PDF => {
             let name: String = name.chars().take(MAX_SHOWN_CHARS).collect();
             let title =
                 if name.trim().is_empty() { String::new() } else { format!(r#","title":{}"#, quote(&name)) };
@@ -429,16 +427,17 @@ fn text_block(text: &str) -> String {
 
 /// Adds a call that is not recorded.
 pub(super) fn insert_call(rendered: &mut RenderedMessage<'_>, id: &str) {
-    let json =
-        format!(r#"{{"type":"tool_use","id":{},"name":"{EARLIER_CALL}","input":{NO_ARGUMENTS}}}"#, quote(id));
-    rendered.push(Speaker::Assistant, json, pairing::count_of_call(id, EARLIER_CALL, NO_ARGUMENTS).total());
+    let call = ToolCall { name: EARLIER_CALL.to_owned(), ..ToolCall::default() };
+    let json = tool_use(&call, id, None);
+    let tokens = size(&json).total();
+    rendered.push(Speaker::Assistant, json, tokens);
 }
 
 /// Adds a result that is not recorded.
 pub(super) fn insert_result(rendered: &mut RenderedMessage<'_>, id: &str) {
-    let content = text_block(&quote(NO_RESULT));
-    let json = format!(r#"{{"type":"tool_result","tool_use_id":{},"content":[{content}]}}"#, quote(id));
-    rendered.push(Speaker::User, json, pairing::count_of_result(id).total());
+    let json = result(&Message::tool_result(id, NO_RESULT), id);
+    let tokens = size(&json).total();
+    rendered.push(Speaker::User, json, tokens);
 }
 
 /// Renders the list. Consecutive blocks of one speaker become one message. With `cache_control`, the system text and the

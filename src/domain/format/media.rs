@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
-/// Accepts padding that is missing or superfluous bits at the end, which other decoders accept, too.
+/// Accepts data without padding, and superfluous bits at its end, as other decoders do.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -72,7 +72,7 @@ fn decode(data: &str) -> Option<(String, Vec<u8>)> {
     };
     let digits: String = data.chars().filter(|c| !c.is_ascii_whitespace()).map(usual).collect();
     let bytes = LENIENT.decode(&digits).ok().filter(|bytes| !bytes.is_empty())?;
-    let is_usual = digits.len() == data.len() && digits.len().is_multiple_of(4) && digits == data;
+    let is_usual = digits == data && digits.len().is_multiple_of(4);
     Some((if is_usual { digits } else { base64::engine::general_purpose::STANDARD.encode(&bytes) }, bytes))
 }
 

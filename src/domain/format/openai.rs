@@ -6,7 +6,7 @@ use super::pairing::{self, EARLIER_CALL, MAX_ID_CHARS, NO_ARGUMENTS, NO_RESULT, 
 use super::profile::{self, EMPTY_MESSAGE, NO_ANSWER, NO_SIGNATURE, Profile, SYSTEM_MARK};
 use super::types::{Count, RenderInput, RenderedContext, RenderedMessage, Speaker, StablePrefix, join};
 use crate::domain::message::object::{Object, as_text, quote, without_nulls};
-use crate::domain::message::{Fields, Message, Part, Role, Source, ToolCall};
+use crate::domain::message::{Message, MessageFields, Part, Role, Source, ToolCall};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -25,7 +25,7 @@ pub(super) fn role(name: &str) -> Option<Role> {
 }
 
 /// Reads everything except the content, which was read before.
-pub(super) fn read_fields(message: &Object<'_>, fields: &mut Fields) {
+pub(super) fn read_fields(message: &Object<'_>, fields: &mut MessageFields) {
     fields.name = message.string("name").filter(|name| !name.is_empty());
     if fields.role == Role::Tool && fields.result_of.is_none() {
         let name = fields.name.as_deref().unwrap_or_default();
@@ -230,18 +230,25 @@ pub(super) struct Place<'p> {
     pub(super) tool: Option<Cow<'p, str>>,
 }
 
+impl Place<'_> {
+    /// Returns `true` if the message is sent in its standard form: nothing in the list changes an id.
+    fn is_standard(&self, message: &Message) -> bool {
+        let is_same = |recorded: &str, id: &str| pairing::valid_id(recorded, MAX_ID_CHARS) == id;
+        let mut calls = message.tool_calls().iter().enumerate();
+        self.profile == Profile::OpenAi
+            && message.tool_call_id().is_none_or(|id| is_same(id, self.pairing.result_id(self.position)))
+            && calls.all(|(index, call)| is_same(&call.id, self.pairing.call_id(self.position, index)))
+    }
+}
+
 /// Converts a message, and returns the pieces that count. Without a list, ids are only made valid.
 fn convert<'a>(message: &'a Message, place: Option<&'a Place<'_>>) -> (ChatMessage<'a>, Count<'a>) {
     let (given, profile) = (message.role(), place.map_or(Profile::OpenAi, |place| place.profile));
-    let role = match given {
-        Role::System | Role::Developer if profile.has_system_messages() => Role::System,
-        Role::System | Role::Developer => Role::User,
-        role => role,
-    };
+    let role = profile.role(given);
     let mut count = Count::default().entry();
     let mut parts: Vec<ChatPart<'a>> =
         message.parts().filter_map(|part| ChatPart::of(part, given == Role::User)).collect();
-    if matches!(given, Role::System | Role::Developer) && role == Role::User {
+    if given.is_instruction() && role == Role::User {
         parts.insert(0, ChatPart::Text { text: SYSTEM_MARK.into() });
     }
     if parts.is_empty() && profile != Profile::OpenAi && role != Role::Tool && message.tool_calls().is_empty()
@@ -297,19 +304,29 @@ fn convert<'a>(message: &'a Message, place: Option<&'a Place<'_>>) -> (ChatMessa
             |place| Cow::Borrowed(place.pairing.call_id(place.position, index)),
         );
         let (name, arguments) = (pairing::tool_name(&call.name), pairing::valid_arguments(&call.arguments));
-        let mut json =
-            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
-        count = count.entry().text(id).text(name).text(arguments);
-        if profile == Profile::Gemini {
-            let none = (index == 0).then_some(NO_SIGNATURE);
-            if let Some(signature) = call.signature.as_deref().or(none) {
-                count = count.text(signature);
-                profile::sign(&mut json, signature);
-            }
-        }
+        let none = (index == 0).then_some(NO_SIGNATURE);
+        let signature = call.signature.as_deref().or(none).filter(|_| profile == Profile::Gemini);
+        let (json, sent) = chat_call(id, name, arguments, signature);
+        count.add(sent);
         tool_calls.push(json);
     }
     (ChatMessage { role: role.as_str(), name, tool_call_id, content, tool_calls }, count)
+}
+
+/// Returns a call, and the pieces of it that count.
+fn chat_call<'a>(
+    id: Cow<'a, str>,
+    name: Cow<'a, str>,
+    arguments: Cow<'a, str>,
+    signature: Option<&'a str>,
+) -> (Value, Count<'a>) {
+    let mut json = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let mut count = Count::default().entry().text(id).text(name).text(arguments);
+    if let Some(signature) = signature {
+        profile::sign(&mut json, signature);
+        count = count.text(signature);
+    }
+    (json, count)
 }
 
 /// Returns the pieces of a message in its standard form, which count when it is stored.
@@ -318,9 +335,9 @@ pub(super) fn count(message: &Message) -> Count<'_> {
 }
 
 pub(super) fn speaker(role: Role, profile: Profile) -> Speaker {
-    match role {
+    match profile.role(role) {
         Role::Assistant => Speaker::Assistant,
-        Role::System | Role::Developer if profile.has_system_messages() => Speaker::System,
+        Role::System => Speaker::System,
         _ => Speaker::User,
     }
 }
@@ -328,7 +345,8 @@ pub(super) fn speaker(role: Role, profile: Profile) -> Speaker {
 /// Returns the message with the fields that all providers accept, and its tokens, if `stored` were counted when it was stored.
 pub(super) fn render_message(message: &Message, place: &Place<'_>, stored: i64) -> (String, i64) {
     let (chat, sent) = convert(message, Some(place));
-    (encode(&chat), sent.relative_to(&count(message), stored))
+    let tokens = if place.is_standard(message) { stored } else { sent.relative_to(&count(message), stored) };
+    (encode(&chat), tokens)
 }
 
 /// Returns the message with all fields except nulls and `extra`. A message of the Anthropic format, or of the older form of calls, has
@@ -380,23 +398,18 @@ fn encode(message: &impl Serialize) -> String {
 
 /// Adds a call that is not recorded.
 pub(super) fn insert_call(rendered: &mut RenderedMessage<'_>, id: &str, profile: Profile) {
-    let function = json!({"name": EARLIER_CALL, "arguments": NO_ARGUMENTS});
-    let mut call = json!({"id": id, "type": "function", "function": function});
-    let mut count = pairing::count_of_call(id, EARLIER_CALL, NO_ARGUMENTS).entry();
-    if profile == Profile::Gemini {
-        profile::sign(&mut call, NO_SIGNATURE);
-        count = count.text(NO_SIGNATURE);
-    }
+    let signature = (profile == Profile::Gemini).then_some(NO_SIGNATURE);
+    let (call, count) = chat_call(id.into(), EARLIER_CALL.into(), NO_ARGUMENTS.into(), signature);
     let json = json!({"role": "assistant", "content": null, "tool_calls": [call]});
-    rendered.push(Speaker::Assistant, json.to_string(), count.total());
+    rendered.push(Speaker::Assistant, json.to_string(), count.entry().total());
 }
 
 /// Adds a result that is not recorded.
 pub(super) fn insert_result(rendered: &mut RenderedMessage<'_>, id: &str, tool: Option<&str>) {
     let mut json = json!({"role": "tool", "tool_call_id": id, "content": NO_RESULT});
-    let mut count = pairing::count_of_result(id);
-    if let Some(tool) = tool {
-        json.as_object_mut().into_iter().for_each(|json| drop(json.insert("name".to_owned(), tool.into())));
+    let mut count = Count::default().entry().text(id).text(NO_RESULT);
+    if let Some((tool, members)) = tool.zip(json.as_object_mut()) {
+        members.insert("name".to_owned(), tool.into());
         count = count.text(tool);
     }
     rendered.push(Speaker::User, json.to_string(), count.total());

@@ -1,9 +1,8 @@
 //! Pairs tool calls with their results. Providers reject a list in which a result does not follow its call directly, and an id that
 //! is repeated or has other characters. A history can contain such lists: a call was abandoned, a result came late or twice, or the
-//! other half is only in the summary. Missing halves are inserted, and what stands between a call and its results follows them. A
-//! result whose call the model has seen without a result stays where it was recorded: the model went on without it.
+//! other half is only in the summary. Missing halves are inserted. Messages between a call and its results follow the results. If the
+//! model has answered before a result came, the result stays where it was recorded.
 
-use super::types::Count;
 use crate::domain::json_validation::{MAX_JSON_DEPTH, check_json, replace_lone_surrogates};
 use crate::domain::message::Role;
 use crate::domain::message_metadata::MessageMetadata;
@@ -21,7 +20,7 @@ pub(super) const NO_ARGUMENTS: &str = "{}";
 /// Name of a tool that a call does not name.
 const UNNAMED_TOOL: &str = "unnamed_tool";
 /// Longest name that OpenAI, Gemini and Mistral accept (`docs/formats.md` has the sources).
-pub(super) const MAX_NAME_CHARS: usize = 64;
+const MAX_NAME_CHARS: usize = 64;
 /// Longest id of a call that OpenAI accepts.
 pub(super) const MAX_ID_CHARS: usize = 40;
 
@@ -38,8 +37,8 @@ pub(super) enum IdRule {
 /// A step of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The message at this position; after an inserted call, if its own one is missing.
-    Message { position: usize, missing_call: bool },
+    /// The message at this position.
+    Message(usize),
     /// The inserted result of the call `call` of the message at this position.
     MissingResult { position: usize, call: usize },
 }
@@ -51,9 +50,10 @@ pub(super) struct Pairing {
     /// The number of steps that no further message can change.
     pub(super) stable_steps: usize,
     calls: HashMap<usize, Vec<String>>,
-    results: HashMap<usize, String>,
     /// The message and the position of the call for each result that has one.
     answered: HashMap<usize, (usize, usize)>,
+    /// The ids of the inserted calls for the other results.
+    orphans: HashMap<usize, String>,
 }
 
 /// A call without a result until now.
@@ -73,20 +73,15 @@ impl Pairing {
         let mut open: Vec<OpenCall<'_>> = Vec::new();
         let mut previous = None;
         for ((position, message), seq) in messages.iter().enumerate().zip(first_seq..) {
-            let mut missing_call = false;
             if message.role == Role::Tool {
                 let id = message.result_of().unwrap_or_default();
                 if let Some(OpenCall { group, position: of, call, .. }) = take_call(&mut open, id) {
-                    pairing.results.insert(position, pairing.call_id(of, call).to_owned());
                     pairing.answered.insert(position, (of, call));
-                    groups.get_mut(group).into_iter().for_each(|group| {
-                        group.push(Step::Message { position, missing_call: false });
-                    });
+                    push(&mut groups, group, Step::Message(position));
                     previous = Some(Role::Tool);
                     continue;
                 }
-                missing_call = true;
-                pairing.results.insert(position, ids.assign(id, seq));
+                pairing.orphans.insert(position, ids.assign(id, seq));
             }
             // The model has gone on without the results.
             if message.role == Role::Assistant && previous != Some(Role::Assistant) {
@@ -98,7 +93,7 @@ impl Pairing {
             }
             let calls = message.calls().iter().enumerate();
             open.extend(calls.map(|(call, id)| OpenCall { group: groups.len(), position, call, id }));
-            groups.push(vec![Step::Message { position, missing_call }]);
+            groups.push(vec![Step::Message(position)]);
             previous = Some(message.role);
         }
         let first_open = open.first().map(|call| call.group);
@@ -122,9 +117,17 @@ impl Pairing {
         self.answered.get(&position).copied()
     }
 
+    /// Returns `true` if the message at `position` is a result without a recorded call.
+    pub(super) fn is_orphan(&self, position: usize) -> bool {
+        self.orphans.contains_key(&position)
+    }
+
     /// Returns the id of the call whose result the message at `position` is.
     pub(super) fn result_id(&self, position: usize) -> &str {
-        self.results.get(&position).map_or("", String::as_str)
+        match self.call_of(position) {
+            Some((of, call)) => self.call_id(of, call),
+            None => self.orphans.get(&position).map_or("", String::as_str),
+        }
     }
 }
 
@@ -139,21 +142,14 @@ fn take_call<'m>(open: &mut Vec<OpenCall<'m>>, id: &str) -> Option<OpenCall<'m>>
 /// Inserts results of the open calls.
 fn close(groups: &mut [Vec<Step>], open: &mut Vec<OpenCall<'_>>) {
     for OpenCall { group, position, call, .. } in open.drain(..) {
-        groups
-            .get_mut(group)
-            .into_iter()
-            .for_each(|group| group.push(Step::MissingResult { position, call }));
+        push(groups, group, Step::MissingResult { position, call });
     }
 }
 
-/// Returns the pieces of an inserted result that count.
-pub(super) fn count_of_result(id: &str) -> Count<'_> {
-    Count::default().entry().text(id).text(NO_RESULT)
-}
-
-/// Returns the pieces of a call that count.
-pub(super) fn count_of_call<'a>(id: &'a str, name: &'a str, arguments: &'a str) -> Count<'a> {
-    Count::default().entry().text(id).text(name).text(arguments)
+fn push(groups: &mut [Vec<Step>], group: usize, step: Step) {
+    if let Some(group) = groups.get_mut(group) {
+        group.push(step);
+    }
 }
 
 /// The ids of a list.
@@ -257,10 +253,10 @@ mod tests {
         let mut out: Vec<String> = Vec::new();
         for (index, step) in pairing.steps.iter().enumerate() {
             let word = match *step {
-                Step::Message { position, missing_call: false } => words[position].to_owned(),
-                Step::Message { position, .. } => {
+                Step::Message(position) if pairing.is_orphan(position) => {
                     format!("(A{}) {}", pairing.result_id(position), words[position])
                 }
+                Step::Message(position) => words[position].to_owned(),
                 Step::MissingResult { position, call } => format!("(t{})", pairing.call_id(position, call)),
             };
             out.push(word + if index + 1 == pairing.stable_steps { "|" } else { " " });

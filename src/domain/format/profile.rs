@@ -1,6 +1,7 @@
 //! Profiles of the format `openai`: the rules of servers that speak it and reject lists that OpenAI accepts. `docs/formats.md` has the
 //! source of each rule.
 
+use crate::domain::message::Role;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -33,9 +34,13 @@ pub(super) const NO_ANSWER: &str = "(no answer)";
 pub(super) const SYSTEM_MARK: &str = "(system message)";
 
 impl Profile {
-    /// Returns `true` if a system message may stand between other messages.
-    pub(super) fn has_system_messages(self) -> bool {
-        self == Self::OpenAi
+    /// Returns the role in a list of a message with this role. A system message between others can become one of the user.
+    pub(super) fn role(self, recorded: Role) -> Role {
+        match recorded {
+            recorded if !recorded.is_instruction() => recorded,
+            _ if self == Self::OpenAi => Role::System,
+            _ => Role::User,
+        }
     }
 }
 

@@ -30,11 +30,11 @@ pub struct RenderedMessage<'t> {
     pub(super) items: SmallVec<[RenderedItem<'t>; 1]>,
     /// Tokens of all items.
     pub tokens: i64,
-    /// Position of the message among those that are rendered. An inserted result has that of its call.
+    /// Position of the message among those that are rendered. An inserted result has the position of its call.
     pub position: usize,
     /// Number of items that are not part of the history: see [`super::pairing`].
     pub(super) inserted: usize,
-    /// Number of items before that of the message.
+    /// Number of inserted items before the message.
     pub(super) before: usize,
     /// No later message of the history changes the message or its place.
     pub(super) is_stable: bool,
@@ -64,8 +64,8 @@ pub fn needs_opening(messages: &[RenderedMessage<'_>], following: bool) -> bool 
     messages.iter().rev().fold(following, |following, message| message.needs_opening(following))
 }
 
-/// The pieces of a message that count, in no order. A sum of pieces, so that only the pieces that differ from those that were counted
-/// when the message was stored are counted again.
+/// The texts of a message whose tokens count, in any order, and the tokens of its markers and attachments. The tokens of another form of the
+/// same message follow from the stored count: only texts that differ are counted again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count<'a> {
     fixed: i64,

@@ -1,5 +1,6 @@
 //! `/users/{user_id}/memory`
 
+use crate::domain::invisible::without_nul;
 use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 use crate::http::error::Problem;
 use crate::http::extract::{
@@ -178,8 +179,7 @@ pub(crate) async fn write(
     NewDocument(content): NewDocument,
 ) -> Result<TaggedMemory, Problem> {
     let expected = if_match(&headers)?;
-    // Postgres cannot store the NUL character of binary output.
-    let content = content.replace('\0', "");
+    let content = without_nul(&content);
     let document = service.write_memory(&tenant, &user, &content, expected, MemoryAuthor::Http).await?;
     Ok(with_etag(MemoryBody::new(user.as_str(), Some(document))))
 }

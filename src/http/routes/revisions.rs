@@ -1,5 +1,6 @@
 //! `/sessions/{session_id}/revisions`: the history of the summary.
 
+use crate::domain::invisible::without_nul;
 use crate::domain::json::as_integer;
 use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision, RevisionKind};
 use crate::domain::summary;
@@ -186,8 +187,7 @@ impl EditRequest {
     /// Returns the text and its base. Reports all invalid fields together.
     fn read(self) -> Result<(String, i64), Problem> {
         let missing = |field: &str| FieldError::new(field, "missing");
-        // Postgres cannot store the NUL character of binary output.
-        let text = self.summary.map(|text| text.replace('\0', "")).ok_or_else(|| missing("summary"));
+        let text = self.summary.as_deref().map(without_nul).ok_or_else(|| missing("summary"));
         let text = text.and_then(|text| summary::check_written("summary", &text).map(|()| text));
         let based_on = self.based_on.ok_or_else(|| missing("based_on")).and_then(|number| {
             let number = as_integer(&number).filter(|revision| *revision >= 0);

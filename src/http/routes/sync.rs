@@ -7,7 +7,7 @@ use crate::config::Limits;
 use crate::domain::format::{self, Format};
 use crate::domain::given_time::message_time;
 use crate::domain::id::SessionId;
-use crate::domain::sync::{ClientList, OnDivergence, is_instruction};
+use crate::domain::sync::{ClientList, OnDivergence};
 use crate::domain::validation::FieldError;
 use crate::http::chat;
 use crate::http::error::Problem;
@@ -138,7 +138,7 @@ impl SyncRequest {
                         .iter()
                         .filter_map(|message| limits.sizes().check_message(&path(), message).err());
                     errors.extend(too_large);
-                    if messages.is_empty() && read.iter().all(is_instruction) {
+                    if messages.is_empty() && read.iter().all(|message| message.role().is_instruction()) {
                         instructions.extend(read);
                         continue;
                     }

@@ -4,9 +4,10 @@
 //! paragraphs, one call each, and the results are compressed again until the summary is short enough. Otherwise a summary that
 //! once exceeds the limit could only grow.
 
-use super::{ConsolidationRun, RunError, add_call, millis, provenance_of, without_nul};
+use super::{ConsolidationRun, RunError, add_call, millis, provenance_of};
 use crate::blocking;
 use crate::domain::consolidation::{SENTENCE_TOKENS, SummaryLimit};
+use crate::domain::invisible::without_nul;
 use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
 use crate::domain::session::Summary;
 use crate::domain::summary::{self, MAX_BYTES};
