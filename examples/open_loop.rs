@@ -22,8 +22,8 @@ use tokio::net::TcpStream;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{Instant, interval, timeout};
 
-/// The maximum number of concurrent requests. Requests that arrive beyond it are not sent, but counted. With those of the
-/// sessions that consolidate meanwhile, it is below `limits.max_requests_in_flight`.
+/// The maximum number of concurrent requests, below `limits.max_requests_in_flight`. Requests that arrive beyond it are not
+/// sent, but counted.
 const MAX_IN_FLIGHT: usize = 1900;
 /// The interval at which due requests are sent.
 const TICK: Duration = Duration::from_millis(1);

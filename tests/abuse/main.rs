@@ -12,6 +12,7 @@ mod random;
 mod service;
 mod shares;
 mod sharing;
+mod tokens;
 
 #[expect(dead_code, reason = "the process tests use the rest of it")]
 #[path = "../process/service.rs"]
@@ -22,6 +23,7 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
+    pub(crate) mod factor;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod keys;
     pub(crate) mod memory;

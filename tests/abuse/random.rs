@@ -3,6 +3,7 @@
 use crate::service::{Bystander, Service};
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
+use crate::support::factor::test_factor;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use precis::domain::api_key::Scope;
@@ -23,10 +24,9 @@ const MAX_MEMORY: u64 = 512;
 /// A client erases its session when it has more than this.
 const MAX_SESSION_BYTES: usize = 24 << 20;
 
-/// Returns the duration: ten seconds, or as `PRECIS_ABUSE_SECONDS` says.
+/// Returns the time of the requests.
 fn duration() -> Duration {
-    let seconds = std::env::var("PRECIS_ABUSE_SECONDS").map_or(10, |text| text.parse().expect("a number"));
-    Duration::from_secs(seconds)
+    Duration::from_secs(10 * u64::from(test_factor()))
 }
 
 /// Returns a text of a random size: each order of magnitude up to `max` is as common as the others.

@@ -2,17 +2,15 @@
 
 use crate::service::{Bystander, Service, flood};
 use crate::support::backend::Backend;
+use crate::support::factor::test_factor;
 use serde_json::{Value, json};
 use std::time::Duration;
 use test_case::test_case;
 
-/// Seconds of each measurement; by default two. `scripts/abuse` takes more, because the 99th percentile of a hundred
-/// requests is nearly the longest.
-const SECONDS: &str = "PRECIS_ABUSE_SHARING_SECONDS";
-
+/// Returns the time of each measurement. `scripts/abuse` takes longer ones, because the 99th percentile of a hundred requests is nearly the
+/// longest.
 fn duration() -> Duration {
-    let seconds = std::env::var(SECONDS).ok().map(|seconds| seconds.parse().expect("a number of seconds"));
-    Duration::from_secs(seconds.unwrap_or(2))
+    Duration::from_secs(2 * u64::from(test_factor()))
 }
 
 /// Each attack is a number of clients that repeat a request.
