@@ -11,7 +11,7 @@ use crate::service::keys::authenticator::Authenticator;
 use crate::service::retention::RetentionConfig;
 use crate::service::search::RerankConfig;
 use crate::service::{MemoryService, PoolNames, ServiceConfig};
-use crate::storage::{self, DefaultRetention, SchemaVersions, Store, StoreError};
+use crate::storage::{self, DefaultRetention, IndexState, Store, StoreError};
 use crate::telemetry::{self, Metrics};
 use axum::Router;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -95,7 +95,7 @@ impl App {
             Metrics::new(http::REQUEST_DURATION).map_err(|error| AppError::Setup(error.to_string()))?;
         let llm = Arc::new(metrics.with_recorder(|| models::pools(settings)).map_err(AppError::Setup)?);
         let store = open_store(settings, migrate).await?;
-        check_search_index(&store, settings.analyzer()).await;
+        prepare_index(&store).await;
         let server = &settings.server;
         let allow_unauthenticated =
             server.allow_unauthenticated || server.bind.ip().to_canonical().is_loopback();
@@ -154,7 +154,8 @@ impl App {
         let service = self.service.clone();
         let imports = tokio::spawn(async move { service.remove_abandoned_imports().await });
         let imports = AbortOnDropHandle::new(imports);
-        let index_worker = AbortOnDropHandle::new(tokio::spawn(self.service.index_worker().run()));
+        let service = self.service.clone();
+        let index_merge = AbortOnDropHandle::new(tokio::spawn(async move { service.merge_index().await }));
         let retention_stop = stopping.clone().drop_guard();
         let retention_worker = tokio::spawn(self.service.retention_worker().run(stopping.clone()));
         let server = server::serve(listener, self.router, self.connection_limits, stopping.clone());
@@ -189,7 +190,7 @@ impl App {
                 Ok(())
             }
         };
-        drop((index_worker, imports));
+        drop((index_merge, imports));
         drop(retention_stop);
         if retention_worker.await.is_err() {
             tracing::error!("the retention worker has failed");
@@ -202,7 +203,7 @@ impl App {
 }
 
 /// Connects to the database of the settings. Brings its schema up to date if `migrate` is set. Fails if a newer release has changed
-/// it so that this release does not work with it.
+/// it.
 pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>, AppError> {
     let database = &settings.database;
     let with_url = |error| match storage::explain(database.url.expose(), &error) {
@@ -215,13 +216,9 @@ pub async fn open_store(settings: &Settings, migrate: bool) -> Result<Arc<Store>
         let file = file.display();
         tracing::info!("created the database {file}, which is empty; database.url can name an existing one");
     }
-    let schema = if migrate { store.migrate().await } else { store.check_ready().await };
+    let schema = if migrate { store.migrate().await.map(drop) } else { store.check_ready().await };
     match schema {
-        Ok(SchemaVersions { found, expected }) if found > expected => tracing::warn!(
-            "a newer release has migrated the database (migration {found}); its schema still works with this release \
-             (migration {expected}): finish the upgrade, or the rollback"
-        ),
-        Ok(_) => {}
+        Ok(()) => {}
         // Requests could store what the newer release does not expect.
         Err(error @ StoreError::SchemaVersion { found, expected }) if found > expected => {
             return Err(with_url(error));
@@ -258,17 +255,20 @@ pub async fn check_models(settings: &Settings) -> Result<CheckReport, AppError> 
     Ok(check::check_models(&models, pools.collect()).await)
 }
 
-/// Logs a warning if the index has another analyzer than the settings. An index without entries gets that of the settings.
-pub async fn check_search_index(store: &Arc<Store>, analyzer: Option<Analyzer>) {
-    let Some(analyzer) = analyzer else { return };
-    match store.record_analyzer(analyzer, false).await {
-        Ok(version) if version == analyzer.version() => {}
-        Ok(version) => tracing::warn!(
+/// Prepares the search index for the service. Logs a warning if it lacks messages, or has another analyzer than the settings.
+pub async fn prepare_index(store: &Store) {
+    let own = store.analyzer().map(Analyzer::version);
+    match store.prepare_index().await {
+        Ok(IndexState::OtherAnalyzer(version)) => tracing::warn!(
             index_version = version,
-            expected_version = analyzer.version(),
+            expected_version = own,
             "the search index has another analyzer than the settings, and is searched with its own: run `precis reindex` to \
              change it"
         ),
+        Ok(IndexState::Incomplete) if store.analyzer().is_some() => tracing::warn!(
+            "the search index may lack messages, because the service has run without search: run `precis reindex`"
+        ),
+        Ok(_) => {}
         // Requests log the errors of the database, too.
         Err(error) => {
             tracing::debug!(error = %ErrorChain(&error), "failed to read the state of the search index");

@@ -241,9 +241,9 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
         Some(Command::Migrate) => {
             let settings = cli.settings.load_and_log()?;
             let store = open_store(&settings, true).await?;
-            let schema = store.check_ready().await;
+            let version = store.migrate().await;
             store.close().await;
-            eprintln!("the database {} is at migration {}", settings.database.url, schema?.found);
+            eprintln!("the database {} is at migration {}", settings.database.url, version?);
         }
         Some(Command::Backup(args)) => backup::backup(&cli.settings.load_and_log()?, args).await?,
         Some(Command::Export(args)) => export::export(cli.settings, args).await?,

@@ -20,13 +20,11 @@ use crate::llm::Llm;
 use crate::storage::Store;
 use context_cache::ContextCache;
 use keys::authenticator::Principal;
-use prompt_cache::PromptCache;
 use retention::RetentionConfig;
 use search::RerankConfig;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
@@ -41,14 +39,12 @@ mod exchanges;
 pub mod export;
 mod forks;
 pub mod import;
-pub mod indexer;
 pub mod keys;
 mod leases;
 mod memory;
 mod metrics;
 pub mod models;
 pub mod placement;
-mod prompt_cache;
 mod recall;
 mod redactions;
 pub mod retention;
@@ -196,9 +192,6 @@ pub enum Error {
     InvalidQuery(#[from] InvalidQuery),
     #[error("search is disabled")]
     SearchDisabled,
-    /// This release does not know the analyzer of the index.
-    #[error("the search index has the analyzer {0}, which this release does not know")]
-    UnknownAnalyzer(String),
     #[error("consolidation is disabled")]
     ConsolidationDisabled,
     #[error("another consolidation of the session is running")]
@@ -254,11 +247,8 @@ pub struct Parts {
     tasks: TaskTracker,
     /// Stops running consolidations.
     stop: CancellationToken,
-    /// Notified when messages were stored that have to be indexed.
-    index_wakeup: Arc<Notify>,
     metrics: ServiceMetrics,
     context_cache: ContextCache,
-    prompts: PromptCache,
     /// The time of the latest warning about contexts of a session that lack messages.
     warned: quick_cache::sync::Cache<(TenantId, SessionId), tokio::time::Instant>,
     /// The calls that order search hits, shared between clients.
@@ -284,7 +274,7 @@ impl MemoryService {
     /// Creates the service. Its metrics belong to the recorder that is installed during this call.
     #[must_use]
     pub fn new(store: Arc<Store>, llm: Arc<dyn Llm>, config: ServiceConfig) -> Self {
-        let (tasks, stop, index_wakeup) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let metrics = ServiceMetrics::new();
         let context_cache = ContextCache::new(config.context_cache_bytes, metrics.cache.clone());
         let slots = config.rerank.as_ref().map_or(0, |rerank| rerank.max_concurrent_calls);
@@ -295,10 +285,8 @@ impl MemoryService {
             config,
             tasks,
             stop,
-            index_wakeup,
             metrics,
             context_cache,
-            prompts: PromptCache::new(),
             warned: quick_cache::sync::Cache::new(MAX_WARNED_SESSIONS),
             rerank_calls,
         }))

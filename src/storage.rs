@@ -1,7 +1,14 @@
 //! The [`Store`], and its databases Postgres and SQLite.
 //!
-//! SQL stands only here. A statement that is the same for both databases exists once, here; the folders [`postgres`] and
-//! [`sqlite`] hold the rest.
+//! SQL stands only here. A statement that is the same for both databases exists once; where they differ, both texts stand side by side.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `pool`, `postgres`, `sqlite` | the drivers: connections, transactions, migrations |
+//! | `statement` | runs a statement on either database; knows the drivers |
+//! | `append`, `heads`, `batch` | exchanges and session heads, many together |
+//! | `search_terms`, `search_index` | the search index |
+//! | others | the statements of one subject each |
 
 use crate::domain::search::analyzer::Analyzer;
 use std::sync::Arc;
@@ -20,18 +27,18 @@ mod error;
 mod forks;
 mod heads;
 mod import;
-mod index_hints;
 mod memory;
+mod messages;
 mod migrations;
 mod pool;
-pub mod postgres;
+mod postgres;
 mod redactions;
 mod retention;
 mod rows;
 pub mod search;
-pub mod search_index;
-mod segments;
-pub mod sqlite;
+mod search_index;
+mod search_terms;
+mod sqlite;
 mod statement;
 mod store;
 mod usage;
@@ -46,9 +53,10 @@ pub use error::StoreError;
 pub use forks::{ForkAppendOutcome, ForkOutcome, RewindOutcome};
 pub use import::{ImportOutcome, RowBatch, RowBatches};
 pub use memory::NewMemoryDocument;
-pub use migrations::SchemaVersions;
 pub use redactions::RedactionOutcome;
 pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};
+pub use search_index::IndexState;
+pub use search_terms::{IndexMatch, MAX_MATCHES};
 pub use store::{
     AppendOutcome, AppendRequest, MemoryVersion, MessagePage, MessageQuery, MessageRange, Page,
     SessionFilter, SessionHead, SessionOwner, SessionPosition, Store, StoredMessage,
@@ -90,10 +98,5 @@ pub struct StoreOptions {
 /// # Errors
 /// The URL is invalid, or the file can't be opened. The error contains no part of the URL, which may hold a password.
 pub async fn connect(url: &str, options: &StoreOptions) -> Result<Arc<Store>, StoreError> {
-    let database = match url.split_once(':') {
-        Some(("postgres" | "postgresql", _)) => Store::Postgres(postgres::Postgres::connect(url, options)?),
-        Some(("sqlite", _)) => Store::Sqlite(Box::new(sqlite::Sqlite::connect(url, options).await?)),
-        _ => return Err(StoreError::Url("must begin with postgres:, postgresql: or sqlite:".to_owned())),
-    };
-    Ok(Arc::new(database))
+    Ok(Arc::new(Store::connect(url, options).await?))
 }

@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use support::app::TestApp;
 use support::backend::Backend;
 use support::client::{TestClient, column};
+use support::factor::test_factor;
 use support::lists::assert_openai_accepts;
 use support::model_server::{Behaviour, Call, ModelServer};
 use test_case::test_case;
@@ -26,6 +27,7 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
+    pub(crate) mod factor;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod lists;
     #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -121,7 +123,11 @@ fn end_of_system(messages: &[Value]) -> usize {
 #[ignore = "needs scripts/agents"]
 async fn agent_with_precis_receives_what_its_own_memory_would_contain(script: &str) {
     let complete = run(script, "memory", "").await;
-    for backend in [Backend::sqlite().await, Backend::postgres().await] {
+    let mut backends = vec![Backend::sqlite().await];
+    if test_factor() > 1 {
+        backends.push(Backend::postgres().await);
+    }
+    for backend in backends {
         let app = TestApp::start(&backend, &[]).await;
         // The script itself compares the messages that precis returns with those of the framework's memory.
         let requests = run(script, "precis", &app.url).await;

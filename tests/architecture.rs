@@ -81,6 +81,69 @@ fn files_do_not_import_each_other_in_a_circle() {
     assert!(circles.is_empty(), "these files import each other in a circle: {circles:#?}");
 }
 
+/// On Postgres, the table has no row-level security, so each statement names the tenant. The merge of SQLite returns no rows.
+#[test]
+fn three_functions_name_the_table_of_the_search_index() {
+    const TABLE: &str = "search_terms";
+    let mut functions = BTreeMap::new();
+    for source in sources() {
+        let code = source.code();
+        let lines: Vec<&str> = code.lines().collect();
+        for (number, line) in lines.iter().enumerate() {
+            // The name of a module is outside of texts, and the list of all tables has it in quotes.
+            let named = line.match_indices(TABLE).any(|(at, _)| {
+                let (before, after) = (&line[..at], &line[at + TABLE.len()..]);
+                let is_path = after.starts_with("::") || before.ends_with("mod ") || before.ends_with("::");
+                let is_listed = before.ends_with('\'') && after.starts_with('\'');
+                !is_path && !(is_listed && source.file == "src/storage/migrations.rs")
+            });
+            if named {
+                let (name, body) = function_around(&lines, number).expect("a function");
+                functions.entry(name).or_insert(body);
+            }
+        }
+    }
+    assert_eq!(functions.keys().collect::<Vec<_>>(), ["merge_step", "search_add", "search_match"]);
+    for name in ["search_add", "search_match"] {
+        let statements = statements(&functions[name]);
+        assert!(!statements.is_empty(), "{name}");
+        for statement in statements {
+            assert!(statement.contains("tenant_id") && statement.contains("$1"), "{name}: {statement}");
+        }
+    }
+}
+
+/// Returns the name and the text of the innermost function around a line, by the indentation of `rustfmt`.
+fn function_around(lines: &[&str], number: usize) -> Option<(String, String)> {
+    let indentation = |line: &str| line.len() - line.trim_start().len();
+    (0..=number).rev().find_map(|start| {
+        let (before, rest) = lines[start].split_once("fn ")?;
+        let is_declared = before.split_whitespace().all(|word| {
+            word.starts_with("pub") || word.ends_with("sync") || word.starts_with("in") || word == "const"
+        });
+        let end = lines[start..]
+            .iter()
+            .position(|line| **line == format!("{}}}", " ".repeat(indentation(lines[start]))));
+        let end = start + end.filter(|_| is_declared)?;
+        let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+        (end >= number).then(|| (name.to_owned(), lines[start..=end].join("\n")))
+    })
+}
+
+/// Returns the SQL statements of a function. The texts of a macro that are joined are one statement.
+fn statements(function: &str) -> Vec<String> {
+    const VERBS: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH"];
+    let texts = function.split('"').enumerate().filter(|(place, _)| place % 2 == 1).map(|(_, text)| text);
+    let mut statements: Vec<String> = Vec::new();
+    let joined: Vec<&str> =
+        function.split("concat!(").skip(1).filter_map(|rest| rest.split("\n            )").next()).collect();
+    for text in texts.filter(|text| VERBS.iter().any(|verb| text.trim_start().starts_with(verb))) {
+        let whole = joined.iter().find(|joined| joined.contains(text));
+        statements.push(whole.map_or_else(|| text.to_owned(), |joined| (*joined).to_owned()));
+    }
+    statements
+}
+
 #[test]
 fn each_file_has_a_module_comment() {
     let without = sources().into_iter().filter(|source| !source.text.starts_with("//!"));

@@ -14,6 +14,7 @@ use std::process::Command;
 use support::app::TestApp;
 use support::backend::Backend;
 use support::client::assert_includes;
+use support::factor::test_factor;
 use test_case::test_case;
 
 #[path = "support"]
@@ -23,6 +24,7 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
+    pub(crate) mod factor;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod keys;
     #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -51,7 +53,11 @@ fn program(name: &str) -> Command {
 #[tokio::test]
 #[ignore = "needs scripts/clients"]
 async fn generated_client_makes_a_round_trip(name: &str) {
-    for backend in [Backend::sqlite().await, Backend::postgres().await] {
+    let mut backends = vec![Backend::sqlite().await];
+    if test_factor() > 1 {
+        backends.push(Backend::postgres().await);
+    }
+    for backend in backends {
         make_round_trip(&backend, name).await;
     }
 }

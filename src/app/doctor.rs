@@ -6,8 +6,7 @@ use super::{check_models, store_options};
 use crate::config::Settings;
 use crate::domain::error_chain::ErrorChain;
 use crate::llm::http::build_http_client;
-use crate::storage::search_index::{IndexState, analyzer_for};
-use crate::storage::{self, SchemaVersions, Store, StoreError};
+use crate::storage::{self, IndexState, Store, StoreError};
 use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
@@ -161,8 +160,8 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     examination.add(Severity::Good, PART, format!("{url} can be used"));
     examine_facts(&facts, examination);
     let any_key = match store.check_ready().await {
-        Ok(versions) => {
-            if examine_schema(versions, &facts, examination) {
+        Ok(()) => {
+            if examine_schema(&facts, examination) {
                 let searched = examine_search(settings, &store, examination).await;
                 let any_key = searched.and(store.any_api_key().await);
                 any_key.inspect_err(|error| examination.add(Severity::Problem, PART, explain(error))).ok()
@@ -196,21 +195,9 @@ async fn examine_database(settings: &Settings, examination: &mut Examination) ->
     any_key
 }
 
-/// Examines the schema of a database that this release works with. Returns `false` if a table is missing, so that
-/// most other examinations would fail for the same reason.
-fn examine_schema(
-    SchemaVersions { found, expected }: SchemaVersions,
-    facts: &storage::DatabaseFacts,
-    examination: &mut Examination,
-) -> bool {
+/// Examines the schema. Returns `false` if a table is missing, so that most other examinations would fail for the same reason.
+fn examine_schema(facts: &storage::DatabaseFacts, examination: &mut Examination) -> bool {
     let (severity, text) = match &facts.missing_object {
-        _ if found > expected => (
-            Severity::Warning,
-            format!(
-                "a newer release has migrated the database (migration {found}), and its schema still works with this \
-                 release (migration {expected}): finish the upgrade, or the rollback"
-            ),
-        ),
         Some(index) if index.starts_with("index ") => (
             Severity::Warning,
             format!(
@@ -228,48 +215,34 @@ fn examine_schema(
         None => (Severity::Good, "up to date".to_owned()),
     };
     examination.add(severity, "schema", text);
-    found > expected || !facts.missing_object.as_ref().is_some_and(|object| object.starts_with("table "))
+    !facts.missing_object.as_ref().is_some_and(|object| object.starts_with("table "))
 }
 
-/// Examines the search index: its analyzer, and what is missing.
+/// Examines the search index.
 async fn examine_search(
     settings: &Settings,
     store: &Store,
     examination: &mut Examination,
 ) -> Result<(), StoreError> {
-    /// A running service indexes messages about a second after they were stored.
-    const MAX_RECENT: i64 = 1000;
     const PART: &str = "search";
     let Some(own) = settings.analyzer() else {
         examination.add(Severity::Good, PART, "search.enabled is false");
         return Ok(());
     };
-    let IndexState { analyzer, is_rebuilding, sessions, messages } = store.index_state().await?;
     let version = own.version();
-    if analyzer_for(&analyzer, own).is_none() {
-        let text = format!(
-            "a newer release built the index (analyzer {analyzer}): run that release, or `precis reindex` with this one"
-        );
-        examination.add(Severity::Problem, PART, text);
-    } else if !analyzer.is_empty() && analyzer != version {
-        let text = format!(
-            "the index has the analyzer {analyzer}, and the settings say {version}: run `precis reindex`, or change \
-             search.language"
-        );
-        examination.add(Severity::Warning, PART, text);
-    } else if is_rebuilding || messages > MAX_RECENT {
-        let rebuilding = if is_rebuilding { ", and the index is being rebuilt" } else { "" };
-        let text = format!(
-            "{messages} messages of {sessions} sessions are not indexed{rebuilding}: start the service, which indexes \
-             them, or run `precis reindex`"
-        );
-        examination.add(Severity::Warning, PART, text);
-    } else {
-        examination.add(
-            Severity::Good,
-            PART,
-            format!("analyzer {version}, {messages} messages not indexed yet"),
-        );
+    match store.index_state(own).await? {
+        IndexState::Complete => examination.add(Severity::Good, PART, format!("analyzer {version}")),
+        IndexState::OtherAnalyzer(found) => {
+            let text = format!(
+                "the index has the analyzer {found}, and the settings say {version}: run `precis reindex`, or change \
+                 search.language"
+            );
+            examination.add(Severity::Warning, PART, text);
+        }
+        IndexState::Incomplete => {
+            let text = "the index may lack messages, because the service has run without search: run `precis reindex`";
+            examination.add(Severity::Warning, PART, text);
+        }
     }
     Ok(())
 }

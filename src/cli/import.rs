@@ -2,8 +2,7 @@
 
 use super::export::{progress_bar, to_count};
 use super::{SessionArgs, SettingsArgs, count, error, error_with_cause, print};
-use crate::app::{check_search_index, open_store};
-use crate::domain::error_chain::ErrorChain;
+use crate::app::{open_store, prepare_index};
 use crate::domain::export_format::max_line_bytes;
 use crate::domain::id::UserId;
 use crate::service::Error as ServiceError;
@@ -73,7 +72,7 @@ pub(super) async fn import(
     }
     let received = upload.finish().map_err(failed)?;
     reading.finish_and_clear();
-    check_search_index(&store, settings.analyzer()).await;
+    prepare_index(&store).await;
     let writing = progress_bar("written", received.messages());
     let bar = writing.clone();
     let has_keys = store.any_api_key().await.map_err(|error| failed(error.into()))?;
@@ -84,9 +83,6 @@ pub(super) async fn import(
     });
     let imported = imported.await.map_err(failed)?;
     writing.finish_and_clear();
-    if let Err(error) = store.index_session(&tenant, &session).await {
-        tracing::warn!(error = %ErrorChain(&error), "failed to index the import; the service will do it");
-    }
     store.close().await;
     let imported_things =
         format!("{} and {}", count(imported.messages, "message"), count(imported.revisions, "revision"));

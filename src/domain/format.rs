@@ -214,7 +214,7 @@ impl Format {
             self == Self::OpenAi && options.profile == Profile::OpenAi && message::plain_text(json).is_some()
         };
         let parsed = |stored: TailMessage<'t>| {
-            let message = (!is_copied(stored.json())).then(|| read(stored.json())).transpose()?;
+            let message = (!is_copied(stored.json)).then(|| read(stored.json)).transpose()?;
             Ok((stored, message))
         };
         let messages = tail.messages(position).map(parsed).collect::<Result<Vec<_>, FieldError>>()?;
@@ -333,10 +333,10 @@ impl<'t> List<'_, 't> {
         let Some((stored, message)) = self.messages.get(rendered.position) else { return };
         let (tokens, profile, position) = (stored.metadata.tokens, self.options.profile, rendered.position);
         if self.options.include_extra {
-            rendered.extra = message::extra(stored.json()).map(|extra| (stored.seq(), extra));
+            rendered.extra = message::extra(stored.json).map(|extra| (stored.seq, extra));
         }
         let speaker = openai::speaker(stored.metadata.role, profile);
-        let Some(message) = message else { return rendered.push(speaker, stored.json(), tokens) };
+        let Some(message) = message else { return rendered.push(speaker, stored.json, tokens) };
         if self.format == Format::Anthropic {
             return anthropic::render_message(rendered, message, self.pairing, turn, tokens);
         }

@@ -30,14 +30,7 @@ pub fn escape_headings(text: &str) -> Cow<'_, str> {
     let mut paragraph = [None; 3];
     // The tag of a heading whose title follows on another line.
     let mut open_tag = None;
-    for line in lines(text) {
-        // Most lines, which need no further check.
-        if open_tag.is_none() && begins_with_word(line) {
-            let [_, second, third] = paragraph;
-            paragraph = [second, third, Some(line_start)];
-            line_start += line.len();
-            continue;
-        }
+    for line in text.split_inclusive(is_line_break) {
         let (is_blank, is_underline) = (line.trim().is_empty(), is_underline(line));
         let title_before = if is_blank { None } else { open_tag.take() };
         let mut titles = paragraph.iter().flatten().filter_map(|start| text.get(*start..line_start));
@@ -91,23 +84,6 @@ pub fn escape_stored(text: &str) -> Cow<'_, str> {
     Cow::Owned(marked)
 }
 
-/// Splits a text after each line break.
-fn lines(text: &str) -> impl Iterator<Item = &str> {
-    // The first byte of each line break in UTF-8: most characters need not be decoded.
-    let begins_break = |byte: u8| matches!(byte, b'\n'..=b'\r' | 0x1c..=0x1e | 0xc2 | 0xe2);
-    let mut rest = text;
-    std::iter::from_fn(move || {
-        let mut bytes = rest.bytes().enumerate().filter(|(_, byte)| begins_break(*byte));
-        let end = bytes.find_map(|(at, _)| {
-            let first = rest.get(at..)?.chars().next()?;
-            is_line_break(first).then_some(at + first.len_utf8())
-        });
-        let (line, after) = rest.split_at_checked(end.unwrap_or(rest.len()))?;
-        rest = after;
-        (!line.is_empty()).then_some(line)
-    })
-}
-
 /// Returns `true` for each character that some reader takes for the end of a line.
 pub fn is_line_break(c: char) -> bool {
     matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
@@ -126,12 +102,6 @@ fn is_number_sign(c: char) -> bool {
 /// Returns `true` for `=`, `-` and all characters that compatibility normalisation (NFKC) turns into one of them.
 fn is_underline_mark(c: char) -> bool {
     matches!(c, '=' | '\u{207c}' | '\u{208c}' | '\u{fe66}' | '\u{ff1d}' | '-' | '\u{fe63}' | '\u{ff0d}')
-}
-
-/// Returns `true` if a word precedes all marks of headings in the line.
-fn begins_with_word(line: &str) -> bool {
-    let is_end = |c: &char| is_number_sign(*c) || *c == '<' || is_word_character(*c);
-    line.chars().find(is_end).is_some_and(is_word_character)
 }
 
 /// Returns the text after the first `#` if no word precedes it: the title, if the line is a heading.
@@ -234,23 +204,6 @@ fn is_word_character(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn lines_end_with_line_breaks(text in "[a\n\r\u{1c}\u{85}\u{a0}\u{2028}\u{2027}é茶 #]{0,40}") {
-            let expected: Vec<&str> = text.split_inclusive(is_line_break).collect();
-            prop_assert_eq!(lines(&text).collect::<Vec<_>>(), expected);
-        }
-
-        #[test]
-        fn line_that_begins_with_a_word_is_no_heading(line in "[ x1a茶\u{200b}#＃<>h2=﹣-]{0,12}") {
-            if begins_with_word(&line) {
-                prop_assert_eq!((heading_title(&line), heading_tag(&line)), (None, None));
-                prop_assert!(!is_underline(&line) && !line.trim().is_empty());
-            }
-        }
-    }
 
     #[test]
     fn forged_headings_are_escaped() {

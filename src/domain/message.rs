@@ -292,9 +292,7 @@ pub fn plain_text(json: &str) -> Option<&str> {
 
 /// Returns the field `extra` of a stored message: a JSON object with data of an adapter.
 pub fn extra(json: &str) -> Option<String> {
-    // Most messages do not contain this text at all and need not be parsed.
-    let object = json.contains(r#""extra":"#).then(|| object::Object::parse(json))?;
-    object.get("extra").filter(|extra| extra.starts_with('{')).map(str::to_owned)
+    object::Object::parse(json).get("extra").filter(|extra| extra.starts_with('{')).map(str::to_owned)
 }
 
 /// Removes the white space between the tokens of valid JSON text, so that a message never spans several lines.

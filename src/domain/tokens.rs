@@ -1,5 +1,5 @@
-//! Counts the tokens of texts. Stored texts are counted once, when they are written. A context counts only
-//! the text that it adds or changes ([`JoinedCount`]). `docs/tokens.md` describes the counts for users.
+//! Counts the tokens of texts. Messages are counted once, when they are written, and the system message for each context.
+//! `docs/tokens.md` describes the counts for users.
 
 use std::fmt;
 use std::str::FromStr;
@@ -47,10 +47,6 @@ impl Default for Tokenizer {
 impl Tokenizer {
     /// Multiplies a count of [`ENCODING`] with the factor and rounds up.
     pub fn scale(self, tokens: i64) -> i64 {
-        // Each message of a context is scaled, and a division of 128 bits takes as long as copying the message.
-        if self.thousandths == 1000 {
-            return tokens.max(0);
-        }
         let scaled = i128::from(tokens.max(0)) * i128::from(self.thousandths);
         i64::try_from((scaled + 999) / 1000).unwrap_or(i64::MAX)
     }
@@ -122,82 +118,9 @@ pub fn count_text(text: &str) -> i64 {
     i64::try_from(count(text)).unwrap_or(i64::MAX)
 }
 
-/// Counts a text that is joined from parts, of which some were counted before: only the ends of those are counted again.
-#[derive(Debug, Default)]
-pub struct JoinedCount {
-    total: i64,
-    /// The end of the text, whose tokens depend on the part that follows.
-    pending: String,
-}
-
-/// The tokens of a text and its ends, so that the text can be joined with others without being counted again.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CountedEnds {
-    /// The whole text if it has no boundary between two ends.
-    start: String,
-    end: Option<String>,
-    /// Tokens without those of the ends.
-    inner_tokens: i64,
-}
-
-impl CountedEnds {
-    /// Returns the ends of a text that has `tokens` tokens.
-    pub fn of(text: &str, tokens: i64) -> Self {
-        let (start, end) = Self::split(text);
-        let inner_tokens = tokens - count_text(start) - end.map_or(0, count_text);
-        Self { start: start.to_owned(), end: end.map(str::to_owned), inner_tokens }
-    }
-
-    /// Returns the ends of a text, or the whole text if it has no boundary between two ends.
-    fn split(text: &str) -> (&str, Option<&str>) {
-        match pretoken_boundary::first(text).zip(pretoken_boundary::last(text)) {
-            Some((first, last)) => (text.get(..first).unwrap_or_default(), text.get(last..)),
-            None => (text, None),
-        }
-    }
-
-    /// Returns the size of the ends of a text.
-    pub fn bytes_of(text: &str) -> usize {
-        let (start, end) = Self::split(text);
-        start.len() + end.map_or(0, str::len)
-    }
-
-    /// Returns the memory that the ends take on the heap.
-    pub fn heap_bytes(&self) -> usize {
-        self.start.capacity() + self.end.as_ref().map_or(0, String::capacity)
-    }
-}
-
-impl JoinedCount {
-    pub fn push(&mut self, text: &str) {
-        self.pending.push_str(text);
-    }
-
-    /// Appends a text of which only the ends are counted again.
-    pub fn push_ends(&mut self, text: &CountedEnds) {
-        self.total += text.inner_tokens;
-        self.pending.push_str(&text.start);
-        if let Some(end) = &text.end {
-            self.total += count_text(&self.pending);
-            end.clone_into(&mut self.pending);
-        }
-    }
-
-    /// Appends a text that has `tokens` tokens on its own.
-    pub fn push_counted(&mut self, text: &str, tokens: i64) {
-        self.push_ends(&CountedEnds::of(text, tokens));
-    }
-
-    /// Returns the tokens of the whole text.
-    pub fn total(&self) -> i64 {
-        self.total + count_text(&self.pending)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::collection::vec;
     use proptest::prelude::*;
     use tiktoken_rs::o200k_base_singleton;
 
@@ -251,19 +174,6 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
-
-        #[test]
-        fn joined_count_equals_count_of_the_joined_text(
-            parts in vec((odd_text(), "[a-z \n]{0,3}"), 0..6)
-        ) {
-            let (mut count, mut joined) = (JoinedCount::default(), String::new());
-            for (part, between) in &parts {
-                count.push_counted(part, count_text(part));
-                count.push(between);
-                joined = joined + part + between;
-            }
-            prop_assert_eq!(count.total(), count_text(&joined), "{:?}", joined);
-        }
 
         #[test]
         fn count_equals_that_of_another_tokenizer(odd in odd_text(), any in ".{0,20}", spaces in "[\\s\u{a0}!]{0,8}") {

@@ -318,18 +318,6 @@ impl Problem {
             .exceeded_limit(&ExceededLimit::IMPORT)
     }
 
-    fn unknown_analyzer(version: &str) -> Self {
-        tracing::warn!(
-            version,
-            "the search index was built by a newer release, which this one cannot search"
-        );
-        let detail = format!(
-            "The search index was built by a newer release of precis (analyzer `{version}`). Upgrade this replica, or run \
-             `precis reindex` with this release."
-        );
-        Self::unavailable("search-analyzer-unknown", "Search analyzer unknown", detail)
-    }
-
     /// Returns the error for a budget that the parts that cannot be omitted exceed.
     fn budget_too_small(max: i64, reserved: i64, needed: i64, tokenizer: Tokenizer) -> Self {
         let of_reserved =
@@ -507,7 +495,6 @@ impl From<Error> for Problem {
                 let detail = "Messages are not indexed, because search.enabled is false.";
                 Self::new(S::CONFLICT, "search-disabled", "Search is disabled", detail)
             }
-            Error::UnknownAnalyzer(version) => Self::unknown_analyzer(&version),
             Error::ConsolidationDisabled => {
                 let detail = "No pool of models is configured. Set consolidation.pool or llm.default_pool.";
                 Self::new(S::CONFLICT, "consolidation-disabled", "Consolidation is disabled", detail)

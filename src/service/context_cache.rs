@@ -10,7 +10,6 @@ use super::Error;
 use super::metrics::CacheMetrics;
 use crate::blocking;
 use crate::capacity;
-use crate::domain::context::StoredParts;
 use crate::domain::exchange::{Exchange, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
@@ -27,17 +26,11 @@ use tracing::Instrument as _;
 
 /// A hint for the initial size of the map; it grows as needed.
 const EXPECTED_SESSIONS: usize = 1024;
-/// Each shard has its part of the memory, and evicts sessions although others have free memory: with four shards per core, the default
-/// of the library, it kept 181 of 200 sessions that fill the cache on two cores. A request holds the lock for about a microsecond.
-const SHARDS: usize = 1;
 /// A session that would take more than this part of the cache is not kept.
 const MAX_PART: usize = 16;
 
-/// While a context is rendered in the Anthropic format, its messages exist about this many times besides the tail: as items and
-/// in the list. The OpenAI format refers to the tail instead.
-const COPIES_OF_RENDERED: usize = 2;
-/// The same if they are read from the database: once more as rows.
-const COPIES_OF_LOADED: usize = 3;
+/// The messages of a context exist about this many times besides the tail: as rows or items, in the list, and in the body.
+const COPIES: usize = 3;
 
 type Key = (TenantId, SessionId);
 
@@ -60,27 +53,19 @@ impl Weighter<Key, Arc<ContextSnapshot>> for ByMemory {
 }
 
 fn memory_of(snapshot: &ContextSnapshot) -> usize {
-    let summary = snapshot.session.iter().map(|session| &*session.summary.text);
-    let prepared = summary.chain(snapshot.memory.iter().map(|memory| &*memory.content));
-    size_of::<ContextSnapshot>()
-        + size_of::<StoredParts>()
-        + text_bytes(snapshot)
-        + prepared.map(StoredParts::max_heap_bytes).sum::<usize>()
-        + snapshot.tail.memory()
-}
-
-/// Returns the size of the texts in the rows of the session and its memory document.
-fn text_bytes(snapshot: &ContextSnapshot) -> usize {
     let session = snapshot.session.as_ref();
-    session.map_or(0, |session| session.summary.text.len() + session.metadata.len())
+    size_of::<ContextSnapshot>()
+        + session.map_or(0, |session| session.summary.text.len() + session.metadata.len())
         + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len())
+        + snapshot.tail.memory()
 }
 
 impl ContextCache {
     /// Creates a cache of at most this size; with 0, nothing is kept.
     pub(super) fn new(max_bytes: usize, metrics: CacheMetrics) -> Self {
         let mut options = OptionsBuilder::new();
-        options.estimated_items_capacity(EXPECTED_SESSIONS).weight_capacity(max_bytes as u64).shards(SHARDS);
+        // Each shard has its part of the memory, and evicts sessions although others have free memory.
+        options.estimated_items_capacity(EXPECTED_SESSIONS).weight_capacity(max_bytes as u64).shards(1);
         let options = options.build().unwrap_or_else(|_| unreachable!("both capacities are set"));
         let hasher = DefaultHashBuilder::default();
         let snapshots = Cache::with_options(options, ByMemory, hasher, DefaultLifecycle::default());
@@ -104,21 +89,13 @@ impl ContextCache {
     ) -> Result<ContextSnapshot, Error> {
         let key = (tenant.clone(), session.clone());
         if let Some(copy) = self.snapshots.get(&key).filter(|copy| is_independent_of(user, copy)) {
-            let head = async {
-                // SQLite reads the texts of a row to find the columns after them.
-                if blocking::is_large(text_bytes(&copy)) {
-                    store.session_head(tenant, session).await
-                } else {
-                    store.recent_session_head(tenant, session).await
-                }
-            };
-            match head.instrument(step!("head")).await? {
+            match store.session_head(tenant, session).instrument(step!("head")).await? {
                 Some(head) => {
                     if let Some(snapshot) = self.refresh(store, &key, &copy, head, limit).await? {
                         self.metrics.hits.increment(1);
                         let bytes = snapshot.tail.bytes();
                         if blocking::is_large(bytes) {
-                            capacity::claim(bytes.saturating_mul(COPIES_OF_RENDERED)).await?;
+                            capacity::claim(bytes.saturating_mul(COPIES)).await?;
                         }
                         return Ok(snapshot);
                     }
@@ -139,12 +116,12 @@ impl ContextCache {
         limit: TailLimit,
     ) -> Result<ContextSnapshot, Error> {
         let (tenant, session) = &key;
-        capacity::claim(SMALL_TAIL_BYTES * COPIES_OF_LOADED).await?;
+        capacity::claim(SMALL_TAIL_BYTES * COPIES).await?;
         let snapshot =
             match store.load_context(tenant, session, user, limit).instrument(step!("load")).await? {
                 LoadedContext::Complete(snapshot) => snapshot,
                 LoadedContext::Large { bytes } => {
-                    capacity::claim(bytes.saturating_mul(COPIES_OF_LOADED)).await?;
+                    capacity::claim(bytes.saturating_mul(COPIES)).await?;
                     store.load_large_context(tenant, session, user, limit).instrument(step!("load")).await?
                 }
             };
@@ -207,14 +184,27 @@ impl ContextCache {
         }
     }
 
-    /// Records the window of a session in its copy.
-    pub(super) fn set_window(&self, tenant: &TenantId, session: &SessionId, window: Option<Window>) {
+    /// Changes the copy of a session, if there is one. If `change` returns `None`, the copy stays as it is.
+    fn update(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        change: impl FnOnce(&mut ContextSnapshot) -> Option<()>,
+    ) {
         let key = (tenant.clone(), session.clone());
         let Some(copy) = self.snapshots.get(&key) else { return };
-        if let Some(session) = &copy.session {
-            let session = Some(Session { window, ..session.clone() });
-            self.keep(key, ContextSnapshot { session, ..ContextSnapshot::clone(&copy) });
+        let mut copy = ContextSnapshot::clone(&copy);
+        if change(&mut copy).is_some() {
+            self.keep(key, copy);
         }
+    }
+
+    /// Records the window of a session in its copy.
+    pub(super) fn set_window(&self, tenant: &TenantId, session: &SessionId, window: Option<Window>) {
+        self.update(tenant, session, |copy| {
+            copy.session.as_mut()?.window = window;
+            Some(())
+        });
     }
 
     /// Removes the copy of an erased session, so that its texts stay in memory only until the responses that contain them are
@@ -250,26 +240,21 @@ impl ContextCache {
         stored: &PersistedExchange,
         limit: impl Fn(Option<i64>) -> TailLimit,
     ) {
-        let key = (tenant.clone(), session.clone());
-        let Some(copy) = self.snapshots.get(&key) else { return };
-        if copy.incarnation != stored.incarnation || copy.tail.last_seq() + 1 != stored.first_seq {
-            return;
-        }
-        let Some(state) = &copy.session else { return };
-        // The copy would not be kept.
-        let new_bytes = exchange.messages.iter().map(|(message, _)| message.json().len()).sum::<usize>();
-        if new_bytes > self.max_snapshot_bytes {
+        let bytes = exchange.messages.iter().map(|(message, _)| message.json().len()).sum::<usize>();
+        if bytes > self.max_snapshot_bytes {
             return;
         }
         let messages = (stored.first_seq..).zip(&exchange.messages).map(|(seq, (message, tokens))| {
             let metadata = MessageMetadata::new(message, *tokens);
             ContextMessage { seq, metadata, json: message.json().to_owned() }
         });
-        let limit = limit(state.window.map(|window| window.tokens));
-        let first_seq = first_seq(state.cursor, stored.last_seq, limit.messages);
-        if let Some(tail) = copy.tail.advance(first_seq, limit.bytes, messages.collect()) {
-            self.keep(key, ContextSnapshot { tail: Arc::new(tail), ..ContextSnapshot::clone(&copy) });
-        }
+        self.update(tenant, session, |copy| {
+            let state = copy.session.as_ref().filter(|_| copy.incarnation == stored.incarnation)?;
+            let limit = limit(state.window.map(|window| window.tokens));
+            let first_seq = first_seq(state.cursor, stored.last_seq, limit.messages);
+            copy.tail = Arc::new(copy.tail.advance(first_seq, limit.bytes, messages.collect())?);
+            Some(())
+        });
     }
 }
 
@@ -304,7 +289,6 @@ mod tests {
             incarnation: None,
             memory: None,
             memory_version: None,
-            parts: Arc::default(),
             tail: Arc::new(Tail::new(1, vec![message])),
         };
         let tenant = TenantId::default();

@@ -26,7 +26,6 @@ use crate::storage::{ContextSnapshot, LeaseCondition, StoreError};
 use crate::trace_context::step;
 use futures_util::FutureExt as _;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -211,7 +210,7 @@ fn revision_of(snapshot: &ContextSnapshot) -> Option<i64> {
 impl ContextBuilder<'_> {
     async fn build(mut self) -> Result<Context, Error> {
         let mut snapshot = self.load_snapshot().await?;
-        self.window = self.window_of(&snapshot);
+        self.window = self.window_of(&snapshot).await;
         // The system prompt of the client is not known here, only the tokens that the latest one took.
         let latest = snapshot.session.as_ref().and_then(|session| session.window);
         if self.options.is_preview
@@ -268,10 +267,23 @@ impl ContextBuilder<'_> {
     }
 
     /// Returns the window of the request in tokens of the stored encoding.
-    fn window_of(&self, snapshot: &ContextSnapshot) -> Option<Window> {
+    async fn window_of(&self, snapshot: &ContextSnapshot) -> Option<Window> {
         let tokens = self.service.config.tokenizer.unscale(self.service.list_tokens(&self.options)?);
-        let system = self.service.system_message(self.tenant, snapshot, &self.options, None, false);
-        Some(Window { tokens, fixed: tokens::PER_LIST + system.tokens + self.user_message_tokens() })
+        let (bytes, options) = (self.counted_bytes(snapshot), Arc::clone(&self.options));
+        let snapshot = ContextSnapshot { session: None, ..snapshot.clone() };
+        let count = move || system_message(&snapshot, &options, None).tokens;
+        let system = blocking::spawn_cpu_to_count(bytes, count).await;
+        Some(Window { tokens, fixed: tokens::PER_LIST + system + self.user_message_tokens() })
+    }
+
+    /// Returns the size of the texts that are counted for the list.
+    fn counted_bytes(&self, snapshot: &ContextSnapshot) -> usize {
+        let (session, options) = (snapshot.session.as_ref(), &self.options);
+        session.map_or(0, |session| session.summary.text.len())
+            + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len())
+            + options.system_prompt.as_ref().map_or(0, String::len)
+            + options.skills.len()
+            + options.user_message.as_ref().map_or(0, |message| message.json().len())
     }
 
     /// Stores the window for the work in the background, if it has changed considerably.
@@ -445,20 +457,11 @@ impl ContextBuilder<'_> {
     ) -> Result<Context, Error> {
         let (service, options) = (self.service.clone(), Arc::clone(&self.options));
         let opening = self.opening(snapshot).await?;
-        // Counts the texts of the request and prepares those of the system message, unless caches have them. The format may rewrite
-        // messages.
-        let session = snapshot.session.as_ref();
-        let system_bytes = session.map_or(0, |session| session.summary.text.len())
-            + snapshot.memory.as_ref().map_or(0, |memory| memory.content.len());
-        let request_bytes = options.system_prompt.as_ref().map_or(0, String::len)
-            + options.skills.len()
-            + options.user_message.as_ref().map_or(0, |message| message.json().len());
-        let bytes = system_bytes + request_bytes * blocking::COST_OF_COUNTING + snapshot.tail.bytes();
-        let (tenant, step) = (self.tenant.clone(), step!("assemble"));
-        let (snapshot, report) = (snapshot.clone(), report.clone());
-        let assemble = move || {
-            step.in_scope(|| service.assemble_list(&tenant, &snapshot, &options, report, opening, &recalled))
-        };
+        // The format may rewrite messages.
+        let bytes = self.counted_bytes(snapshot) * blocking::COST_OF_COUNTING + snapshot.tail.bytes();
+        let (snapshot, report, step) = (snapshot.clone(), report.clone(), step!("assemble"));
+        let assemble =
+            move || step.in_scope(|| service.assemble_list(&snapshot, &options, report, opening, &recalled));
         blocking::spawn_cpu_if_large(bytes, assemble).await
     }
 
@@ -485,7 +488,6 @@ impl MemoryService {
     /// Assembles the list: first all messages of the tail that are loaded, then as many as fit.
     fn assemble_list(
         &self,
-        tenant: &TenantId,
         snapshot: &ContextSnapshot,
         options: &ContextOptions,
         report: ConsolidationReport,
@@ -510,7 +512,7 @@ impl MemoryService {
 
         let mut history = render.messages(tail, first)?;
         let notice = self.notice(snapshot, &coverage, budget.is_some());
-        let mut system = self.system_message(tenant, snapshot, options, notice, true);
+        let mut system = system_message(snapshot, options, notice);
         let mut costs =
             ListCosts::new(tokenizer, &system, &history, metadata.len(), user_message.as_ref(), &opening);
         let fit = |costs: &ListCosts| match budget {
@@ -527,7 +529,7 @@ impl MemoryService {
         let soon = is_almost_full.then_some(Notice::Soon);
         let told = if fitted.first > 0 { Some(Notice::Omitted) } else { notice.or(soon) };
         if told != notice {
-            let with_notice = self.system_message(tenant, snapshot, options, told, true);
+            let with_notice = system_message(snapshot, options, told);
             let without = std::mem::replace(&mut costs.system, tokenizer.scale(with_notice.tokens));
             match fit(&costs) {
                 // A notice that takes the place of messages would not be true.
@@ -568,8 +570,7 @@ impl MemoryService {
         coverage.repeated = repeated.filter(|_| needs_opening(&history, false));
         let tokens = costs.tokens(new_message.recall_tokens);
         let rendered = options.format.render_context(RenderInput {
-            system_json: system.json,
-            system_tokens: system.tokens,
+            system,
             history,
             opening,
             user_message,
@@ -650,26 +651,6 @@ impl MemoryService {
         fit.and_then(Result::ok).filter(|fit| fit.first == 0).unwrap_or_default()
     }
 
-    /// Returns the system message, with or without the summary.
-    fn system_message(
-        &self,
-        tenant: &TenantId,
-        snapshot: &ContextSnapshot,
-        options: &ContextOptions,
-        notice: Option<Notice>,
-        has_summary: bool,
-    ) -> SystemMessage {
-        let (parts, session) = (&snapshot.parts, snapshot.session.as_ref().filter(|_| has_summary));
-        let system_prompt = options.system_prompt.as_deref().and_then(|text| self.prompts.part(tenant, text));
-        context::system_message(&SystemParts {
-            system_prompt: system_prompt.as_deref(),
-            memory: snapshot.memory.as_ref().map(|document| parts.memory(document)),
-            summary: session.map(|session| parts.summary(&session.summary)),
-            skills: self.prompts.part(tenant, &options.skills).as_deref(),
-            notice,
-        })
-    }
-
     /// Returns the notice about the number and the size of the messages.
     fn notice(&self, snapshot: &ContextSnapshot, coverage: &Coverage, has_window: bool) -> Option<Notice> {
         if !coverage.omitted.is_empty() {
@@ -738,6 +719,20 @@ impl MemoryService {
     }
 }
 
+fn system_message(
+    snapshot: &ContextSnapshot,
+    options: &ContextOptions,
+    notice: Option<Notice>,
+) -> SystemMessage {
+    context::system_message(&SystemParts {
+        system_prompt: options.system_prompt.as_deref().unwrap_or_default(),
+        memory: snapshot.memory.as_ref().map_or("", |memory| &memory.content),
+        summary: snapshot.session.as_ref().map_or("", |session| &session.summary.text),
+        skills: &options.skills,
+        notice,
+    })
+}
+
 /// The new message of a request as the only message of a tail, or no message.
 struct NewMessage {
     tail: Tail,
@@ -762,15 +757,17 @@ impl Renderer {
 fn shorten(tail: &Tail, first: usize, fit: &Fit, tokenizer: Tokenizer) -> Option<Tail> {
     let replacement = |(position, max_tokens): (&usize, &i64)| {
         let message = tail.messages(first + position).next()?;
-        let stored = decode_message(message.json()).ok()?;
+        let stored = decode_message(message.json).ok()?;
         let max_tokens = tokenizer.unscale(*max_tokens) - FORMAT_MARGIN;
-        let shortened = budget::shorten_result(&stored, message.seq(), max_tokens)?;
-        let tokens = format::count_tokens(&shortened);
-        Some((first + position, (shortened, tokens)))
+        Some((first + position, budget::shorten_result(&stored, message.seq, max_tokens)?))
     };
     let sent = fit.shortened.iter().filter(|(position, _)| **position >= fit.first);
-    let replacements: BTreeMap<usize, (Message, i64)> = sent.filter_map(replacement).collect();
-    (!replacements.is_empty()).then(|| tail.with_replaced(replacements))
+    let mut shortened = None;
+    for (position, message) in sent.filter_map(replacement) {
+        let tail = shortened.get_or_insert_with(|| tail.clone());
+        tail.replace(position, &message, format::count_tokens(&message));
+    }
+    shortened
 }
 
 /// Scaled token counts of the parts of a list. Each message is scaled by itself.

@@ -52,18 +52,10 @@ impl MemoryService {
         let (tenant, session) = (request.tenant.clone(), request.session.clone());
         let exchange = Arc::clone(&request.exchange);
         let outcome = self.store.append_exchange(request).await;
-        self.index_wakeup.notify_one();
         match outcome? {
             AppendOutcome::Appended(appended) => {
-                let this = self.clone();
-                let bytes = message_bytes(&exchange);
-                let (of_tenant, of_session) = (tenant.clone(), session.clone());
-                let update = move || {
-                    let limit = |window| this.config.policy.tail_limit(window);
-                    this.context_cache.append(&of_tenant, &of_session, &exchange, &appended, limit);
-                    appended
-                };
-                let appended = blocking::spawn_cpu_if_large(bytes, update).await;
+                let limit = |window| self.config.policy.tail_limit(window);
+                self.context_cache.append(&tenant, &session, &exchange, &appended, limit);
                 if !appended.replayed {
                     self.consolidate_in_background(tenant, session);
                 }

@@ -43,7 +43,6 @@ impl MemoryService {
         let fork = async move {
             let copy = Box::pin(this.store.fork_session(&tenant, &source, &target, through_seq));
             let outcome = copy.await;
-            this.index_wakeup.notify_one();
             match outcome? {
                 ForkOutcome::Forked(session) => Ok(*session),
                 ForkOutcome::NotFound => Err(Error::SessionNotFound),
@@ -71,7 +70,6 @@ impl MemoryService {
         let fork = async move {
             let copy = Box::pin(this.store.fork_and_append(&source, through_seq, &append));
             let outcome = copy.await;
-            this.index_wakeup.notify_one();
             Ok(outcome?)
         };
         complete_internally(fork).await
@@ -96,7 +94,6 @@ impl MemoryService {
                 Box::pin(this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)));
             let outcome = copy.await;
             // The index worker leaves the session out meanwhile.
-            this.index_wakeup.notify_one();
             match outcome? {
                 RewindOutcome::Rewound(session) => {
                     this.context_cache.forget_session(&tenant, &id);

@@ -173,15 +173,7 @@ impl MemoryService {
         let write = async move {
             capacity::claim(WRITE_MEMORY).await?;
             let users = (user.as_ref(), default_user.as_ref());
-            let result = write_import(&this.store, &tenant, &session, users, staged, |_| {}).await;
-            this.index_wakeup.notify_one();
-            if result.is_ok() {
-                // So that a search after the response finds all messages. If this fails, the index worker does it.
-                if let Err(error) = this.store.index_session(&tenant, &session).await {
-                    tracing::debug!(error = %ErrorChain(&error), "failed to index an import");
-                }
-            }
-            result
+            write_import(&this.store, &tenant, &session, users, staged, |_| {}).await
         };
         capacity::scope(work, complete_write(write)).await
     }

@@ -30,8 +30,6 @@ const RERANKINGS: &str = "precis_search_rerankings_total";
 const SESSIONS_EXPIRED: &str = "precis_retention_sessions_erased_total";
 const RETENTION_ERRORS: &str = "precis_retention_errors_total";
 const RETENTION_LAST_RUN: &str = "precis_retention_last_run_timestamp_seconds";
-const SEARCH_MISSING: &str = "precis_search_missing_messages";
-const SEARCH_REBUILDING: &str = "precis_search_rebuilding";
 
 /// The reasons for which a context lacks messages.
 const OMISSION_REASONS: [&str; 5] = [
@@ -92,8 +90,6 @@ pub(super) struct ServiceMetrics {
     pub(super) stored_bytes: Gauge,
     /// The sessions that were active lately and are due for consolidation, as of the same run.
     pub(super) due_sessions: Gauge,
-    pub(super) search_missing: Gauge,
-    pub(super) search_rebuilding: Gauge,
 }
 
 /// Counters of the cache of sessions.
@@ -170,14 +166,6 @@ impl ServiceMetrics {
             RETENTION_LAST_RUN,
             "End of the last complete search for expired sessions by this replica"
         );
-        describe_gauge!(
-            SEARCH_MISSING,
-            "Messages that were missing from the search index at the last check by this replica"
-        );
-        describe_gauge!(
-            SEARCH_REBUILDING,
-            "1 if the search index is being rebuilt with another analyzer, else 0"
-        );
         let rerankings = |outcome| counter!(RERANKINGS, "outcome" => outcome);
         Self {
             reranked: rerankings("reranked"),
@@ -210,8 +198,6 @@ impl ServiceMetrics {
             retention_last_run: gauge!(RETENTION_LAST_RUN),
             stored_bytes: gauge!(STORED_BYTES),
             due_sessions: gauge!(DUE_SESSIONS),
-            search_missing: gauge!(SEARCH_MISSING),
-            search_rebuilding: gauge!(SEARCH_REBUILDING),
         }
     }
 

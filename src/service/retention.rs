@@ -16,7 +16,7 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// Number of sessions after which their messages are removed from the index. Searches leave them out meanwhile.
+/// Number of sessions after which their traces are removed from the file of SQLite.
 const MAX_ERASED_TOGETHER: u64 = 20;
 
 /// The name of the lease.
@@ -27,8 +27,6 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_FIRST_DELAY: Duration = Duration::from_mins(1);
 /// Number of candidates, or of users with a period, that a statement reads.
 const PAGE: i64 = 500;
-/// Number of sessions that a transaction settles.
-const SETTLE_PAGE: i64 = 200;
 /// After an erasure, the worker pauses this many times as long as the erasure took. So erasures take at most a fifth of the time
 /// of the writer of SQLite, or of a connection to Postgres.
 const PAUSE_FACTOR: u32 = 4;
@@ -230,7 +228,6 @@ impl RetentionWorker {
                 let until = until.unwrap_or(OffsetDateTime::UNIX_EPOCH).max(OffsetDateTime::UNIX_EPOCH);
                 self.erase_expired(&tenant, CandidateScope::Branches { until }).await?;
             }
-            self.settle(&tenant).await?;
             totals.stored_bytes =
                 totals.stored_bytes.saturating_add(service.store.stored_bytes(&tenant).await?);
             // The erasures may have taken hours.
@@ -239,21 +236,6 @@ impl RetentionWorker {
             totals.due_sessions += due;
         }
         Ok(totals)
-    }
-
-    /// Settles the stored bytes of sessions that are no longer active, so that their sum stays cheap.
-    async fn settle(&mut self, tenant: &TenantId) -> Result<(), RunError> {
-        // No transaction lasts for an hour.
-        let before = hour(self.trusted_time().await?) - 1;
-        let mut from = None;
-        loop {
-            let begun = Instant::now();
-            from = self.service.store.settle_sessions(tenant, from, before, SETTLE_PAGE).await?;
-            if from.is_none() {
-                return Ok(());
-            }
-            tokio::time::sleep(begun.elapsed() * PAUSE_FACTOR).await;
-        }
     }
 
     /// Searches the sessions of users with a period of their own.
@@ -290,7 +272,7 @@ impl RetentionWorker {
                     Ok(true) => {
                         erased += 1;
                         if erased % MAX_ERASED_TOGETHER == 0 {
-                            self.service.store.remove_erased_traces(tenant).await?;
+                            self.service.store.remove_erased_traces().await;
                         }
                     }
                     Ok(false) => {}
@@ -303,7 +285,7 @@ impl RetentionWorker {
                 }
             }
             if erased > 0 {
-                self.service.store.remove_erased_traces(tenant).await?;
+                self.service.store.remove_erased_traces().await;
             }
             if erased + failed > 0 {
                 tracing::info!(%tenant, erased, failed, elapsed = ?begun.elapsed(), "erased expired sessions");

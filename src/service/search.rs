@@ -5,6 +5,7 @@
 use super::{Error, MemoryService, StoredMessage, decode_message, to_i64};
 use crate::blocking;
 use crate::capacity;
+use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
@@ -13,14 +14,12 @@ use crate::domain::search::query::Query;
 use crate::domain::search::rank::{self, Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::domain::search::text::OwnResults;
-use crate::storage::search::{IndexEntry, IndexSnapshot, MissingMessages};
-use crate::storage::search_index::analyzer_for;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
 use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher as _;
-use std::slice;
 use std::sync::Arc;
+use std::time::Duration;
 use time::OffsetDateTime;
 
 pub use crate::domain::search::query::InvalidQuery;
@@ -42,9 +41,6 @@ const MAX_READ_BYTES: usize = 32 * 1024 * 1024;
 const MAX_HIT_BYTES: i64 = 4 * 1024 * 1024;
 /// Maximum total JSON size of the neighbours in a response.
 const MAX_NEIGHBOUR_BYTES: i64 = 2 * 1024 * 1024;
-/// Maximum number of messages that are searched without the index, and their approximate JSON size.
-const MAX_UNINDEXED_MESSAGES: i64 = 5000;
-const MAX_UNINDEXED_BYTES: i64 = 2 * 1024 * 1024;
 
 /// The memory of a search: its candidates as rows and parsed, its neighbours, and the body of the response. It is less than the 10 MiB from
 /// which claims of memory wait for each other.
@@ -96,108 +92,98 @@ pub struct SearchResults {
     pub hits: Vec<SearchHit>,
     /// The weight of a word that occurs in one of the messages that the filter permits.
     pub greatest_weight: f64,
-    /// Number of messages that this search did not read although they can be hits: messages missing from the index, of which it reads the
-    /// newest ones, and candidates beyond [`MAX_READ_BYTES`].
-    pub unsearched_messages: i64,
     pub ranking: SearchRanking,
 }
 
+/// Interval between two merges of the search index.
+const MERGE_INTERVAL: Duration = Duration::from_mins(30);
+
 impl MemoryService {
+    /// Removes the terms of erased messages from the file of SQLite now and then, without end.
+    pub async fn merge_index(&self) {
+        loop {
+            if let Err(error) = self.store.merge_index().await {
+                tracing::warn!(error = %ErrorChain(&error), "failed to remove the terms of erased messages from the search index");
+            }
+            tokio::time::sleep(MERGE_INTERVAL).await;
+        }
+    }
+
     /// Returns the best hits.
     ///
     /// # Errors
-    /// [`Error::SearchDisabled`], [`Error::InvalidQuery`], [`Error::UnknownAnalyzer`]
+    /// [`Error::SearchDisabled`], [`Error::InvalidQuery`]
     pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<SearchResults, Error> {
-        let own = self.config.search.ok_or(Error::SearchDisabled)?;
-        let mut query = Query::parse(own, &request.text)?;
+        let analyzer = self.store.analyzer().ok_or(Error::SearchDisabled)?;
+        let query = Arc::new(Query::parse(analyzer, &request.text)?);
         capacity::claim(SEARCH_MEMORY).await?;
         let thread = capacity::current().thread().await;
-        let mut filter = request.filter;
-        let mut index = self.store.index_snapshot(tenant).await?;
-        let MissingMessages { newest, others } =
-            index.missing_messages(&filter, MAX_UNINDEXED_MESSAGES, MAX_UNINDEXED_BYTES).await?;
-        let mut unsearched_messages = others + index.unread_messages;
-        let analyzer = analyzer_for(&index.analyzer, own)
-            .ok_or_else(|| Error::UnknownAnalyzer(index.analyzer.clone()))?;
-        if analyzer != own {
-            query = Query::parse(analyzer, &request.text)?;
-        }
-        filter.excluded_terms = query.excluded_terms();
-        let query = Arc::new(query);
-        let read = ReadMessages {
+        let filter = SearchFilter { excluded_terms: query.excluded_terms(), ..request.filter };
+        let user = filter.user.as_ref();
+        let limit = request.limit.min(MAX_LIMIT);
+        // Hits beyond the limit can become the best ones.
+        let is_reranked = request.reranks && self.config.rerank.is_some();
+        let ranked_hits = if is_reranked { MAX_RERANKED.max(limit) } else { limit };
+        let Candidates { messages: candidates, weights, all } =
+            select_candidates(&self.store, tenant, &filter, analyzer, &query).await?;
+        let mut read = ReadMessages {
             analyzer,
             query: Arc::clone(&query),
             candidates: Vec::new(),
             fingerprints: Vec::new(),
             has_results: true,
         };
-        let mut read = read.add(&filter, newest).await?;
-        let limit = request.limit.min(MAX_LIMIT);
-        // Hits beyond the limit can become the best ones.
-        let is_reranked = request.reranks && self.config.rerank.is_some();
-        let ranked_hits = if is_reranked { MAX_RERANKED.max(limit) } else { limit };
-        let Candidates { entries, weights, messages: all_messages } =
-            select_candidates(&mut index, &filter, analyzer, &query, &read.candidates).await?;
-        let mut unread = UnreadCandidates {
-            parts: entries.chunks(MAX_RANKED),
-            of_part: Vec::new(),
-            unindexed: read.candidates.iter().map(|found| found.place.clone()).collect(),
-            read_bytes: 0,
-        };
-        // A message with all words of a phrase need not contain the phrase: read more until there are enough hits. The next messages are
-        // read while the last ones are searched.
-        let has_phrases = !query.phrases.is_empty();
-        let mut messages = unread.read_part(&mut index, &filter).await?;
-        let mut has_enough = false;
-        while let Some(of_part) = messages {
-            let next =
-                async { if has_phrases { unread.read_part(&mut index, &filter).await } else { Ok(None) } };
-            (read, messages) = tokio::try_join!(read.add(&filter, of_part), next)?;
-            has_enough = read.matches() >= ranked_hits;
-            if has_enough {
-                break;
+        // A message with all words of a phrase need not contain the phrase: read more until there are enough hits.
+        let (mut unread, mut read_bytes) = (VecDeque::from(candidates), 0);
+        while !unread.is_empty() && read_bytes < MAX_READ_BYTES && read.matches() < ranked_hits {
+            let part: Vec<MessageRef> = unread.drain(..unread.len().min(MAX_RANKED)).collect();
+            let stored = self.store.fetch_messages(tenant, user, &part, &[0..=0], MAX_RANKED_BYTES).await?;
+            let bytes = stored.iter().map(|(_, message)| message.json.len()).sum::<usize>();
+            // The others of the part come next.
+            if to_i64(bytes) >= MAX_RANKED_BYTES {
+                let found: HashSet<_> =
+                    stored.iter().map(|(session, message)| (session, message.seq)).collect();
+                let others =
+                    part.into_iter().filter(|message| !found.contains(&(&message.session, message.seq)));
+                others.rev().for_each(|message| unread.push_front(message));
             }
-            if !has_phrases {
-                messages = unread.read_part(&mut index, &filter).await?;
-            }
-        }
-        if !has_enough {
-            unsearched_messages += to_i64(unread.len());
+            read_bytes += bytes;
+            read = read.add(&filter, stored).await?;
         }
         let ranking = Ranking::new(analyzer, &query, &weights, &read.candidates);
         let mut ranked = ranking.hits();
         // Messages around those of the index can be better hits than these.
         let neighbours = ranking.promising_neighbours(&ranked, ranked_hits);
         if !neighbours.is_empty() {
-            let stored = index.fetch_messages(filter.user.as_ref(), &neighbours, MAX_RANKED_BYTES).await?;
+            let stored =
+                self.store.fetch_messages(tenant, user, &neighbours, &[0..=0], MAX_RANKED_BYTES).await?;
             // The index has the results of tools that contain words of the query, except those of precis' own tools.
             read.has_results = false;
             read = read.add(&filter, stored).await?;
             ranked = Ranking::new(analyzer, &query, &weights, &read.candidates).hits();
         }
         ranked.truncate(ranked_hits);
-        // A search has no connection while it waits for a model, whose order decides which messages the response has.
+        // The order of a model decides which messages the response has.
         let messages = if request.with_messages && !is_reranked {
             let places: Vec<_> = read.ranked(&ranked).map(|found| found.place.clone()).collect();
-            index.fetch_messages(filter.user.as_ref(), &places, MAX_HIT_BYTES).await?
+            self.store.fetch_messages(tenant, user, &places, &[0..=0], MAX_HIT_BYTES).await?
         } else {
             Vec::new()
         };
-        drop(index);
         let bytes = read.ranked(&ranked).filter_map(|found| found.text.as_ref()).map(String::len).sum();
-        let greatest_weight = rank::weight(1, all_messages);
+        let greatest_weight = rank::weight(1, all);
         let hits = blocking::spawn_cpu_if_large(bytes, move || read.hits(&ranked, &weights, messages));
         let (mut hits, texts): (Vec<_>, Vec<_>) = hits.await.into_iter().unzip();
         drop(thread);
         let mut ranking = SearchRanking::lexical(None);
         if is_reranked {
             ranking = self.rerank(tenant, &request.text, &mut hits, &texts).await?;
-            hits = self.confirm(tenant, filter.user.as_ref(), hits, limit, request.with_messages).await?;
+            hits = self.confirm(tenant, user, hits, limit, request.with_messages).await?;
         }
         if request.neighbours > 0 && !hits.is_empty() {
             self.add_neighbours(tenant, &mut hits, to_i64(request.neighbours)).await?;
         }
-        Ok(SearchResults { hits, greatest_weight, unsearched_messages, ranking })
+        Ok(SearchResults { hits, greatest_weight, ranking })
     }
 
     /// Returns the best hits whose messages are still stored, with these messages if `with_messages`. Messages beyond [`MAX_HIT_BYTES`]
@@ -269,51 +255,6 @@ fn fingerprint(json: &str) -> u64 {
 fn by_place(messages: Vec<(SessionId, StoredMessage)>) -> HashMap<MessageRef, StoredMessage> {
     let place = |(session, message): (_, StoredMessage)| (MessageRef { session, seq: message.seq }, message);
     messages.into_iter().map(place).collect()
-}
-
-/// The candidates that a search has not read yet.
-struct UnreadCandidates<'e> {
-    parts: slice::Chunks<'e, IndexEntry>,
-    /// The messages of the last part beyond [`MAX_RANKED_BYTES`].
-    of_part: Vec<MessageRef>,
-    /// Messages that were read because they are missing from the index.
-    unindexed: HashSet<MessageRef>,
-    read_bytes: usize,
-}
-
-impl UnreadCandidates<'_> {
-    /// Reads the next part. Returns `None` after the last part, and after [`MAX_READ_BYTES`].
-    async fn read_part(
-        &mut self,
-        index: &mut IndexSnapshot,
-        filter: &SearchFilter,
-    ) -> Result<Option<Vec<(SessionId, StoredMessage)>>, Error> {
-        if self.read_bytes >= MAX_READ_BYTES {
-            return Ok(None);
-        }
-        if self.of_part.is_empty() {
-            let Some(part) = self.parts.next() else { return Ok(None) };
-            self.of_part = index.locate(part).await?;
-            self.of_part.retain(|message| !self.unindexed.contains(message));
-        }
-        if self.of_part.is_empty() {
-            return Ok(Some(Vec::new()));
-        }
-        let messages = index.fetch_messages(filter.user.as_ref(), &self.of_part, MAX_RANKED_BYTES).await?;
-        let bytes = messages.iter().map(|(_, message)| message.json.len()).sum::<usize>();
-        self.read_bytes += bytes;
-        if to_i64(bytes) < MAX_RANKED_BYTES {
-            self.of_part.clear();
-        } else {
-            let read: HashSet<_> = messages.iter().map(|(session, message)| (session, message.seq)).collect();
-            self.of_part.retain(|message| !read.contains(&(&message.session, message.seq)));
-        }
-        Ok(Some(messages))
-    }
-
-    fn len(&self) -> usize {
-        self.of_part.len() + self.parts.clone().map(<[_]>::len).sum::<usize>()
-    }
 }
 
 /// The messages that were read for a search.

@@ -42,7 +42,6 @@ impl MemoryService {
     ) -> Result<UserId, Error> {
         let owner = self.store.bind_session(tenant, session, user).await?;
         // The messages of the session are indexed again, because entries of the index contain the user.
-        self.index_wakeup.notify_one();
         if owner == *user { Ok(owner) } else { Err(Error::SessionUserMismatch) }
     }
 

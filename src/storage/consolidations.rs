@@ -246,7 +246,7 @@ impl Store {
             .bind(json_column(revision.provenance.as_ref()))
             .bind(json_column(Some(record)))
             .bind_now();
-        decode(statement.write_together().await?, rows::revision)
+        decode(statement.write_returning().await?, rows::revision)
     }
 
     /// Records a failed consolidation, ends the lease, and returns the time of the next permitted run. Returns
@@ -272,7 +272,7 @@ impl Store {
             .bind(micros(retry_in))
             .bind(record.reason.as_deref().unwrap_or_default())
             .bind_now();
-        decode(statement.write_together().await?, |row| Ok(row.time("retry_at")?))
+        decode(statement.write_returning().await?, |row| Ok(row.time("retry_at")?))
     }
 
     /// Ends the lease of a run that was abandoned, with a record of it, if `token` holds the lease.
@@ -285,7 +285,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         const RECORD_ABANDONED_RUN: Sql = end_lease_with_record!("", "", "$5");
         let statement = self.statement(tenant, RECORD_ABANDONED_RUN).bind(session.as_str()).bind(token);
-        statement.bind(json_column(Some(record))).bind_now().write_together().await?;
+        statement.bind(json_column(Some(record))).bind_now().write_returning().await?;
         Ok(())
     }
 
@@ -398,7 +398,7 @@ impl Store {
             .bind(summary.words)
             .bind(summary.tokens)
             .bind_now();
-        decode(statement.write_together().await?, rows::revision)
+        decode(statement.write_returning().await?, rows::revision)
     }
 
     /// Adds to the tokens that the tenant used today (UTC, by the clock of the store). The sum stops at `i64::MAX`.
@@ -548,6 +548,6 @@ impl Store {
         };
         let statement = self.statement(tenant, RESTORE_REVISION).bind(session.as_str()).bind(revision);
         let statement = statement.bind(RevisionKind::Restore.as_str()).bind_now();
-        decode(statement.write_together().await?, rows::revision)
+        decode(statement.write_returning().await?, rows::revision)
     }
 }

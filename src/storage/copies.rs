@@ -7,7 +7,9 @@
 
 use super::import::{Reservation, ReservedFor};
 use super::rows;
-use super::statement::{AnyRow, DbRow as _, Sql, Statement, Transaction};
+use super::search_index::index_messages;
+use super::search_terms::Replaces;
+use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
 use super::values::user_from_column;
 use super::{Store, StoreError};
 use crate::capacity::Turn;
@@ -215,7 +217,9 @@ impl Store {
             ),
         ];
         let mut parts = Parts::default();
-        let Self::Sqlite(_) = self else { return Ok(parts) };
+        if self.sqlite().is_none() {
+            return Ok(parts);
+        }
         for (sql, ranges) in SELECT_PARTS.into_iter().zip([&mut parts.messages, &mut parts.revisions]) {
             let statement = self.statement(tenant, sql).bind(session.as_str());
             for row in &statement.bind(through_seq).bind(MAX_PART_BYTES).read_all().await? {
@@ -232,7 +236,7 @@ impl Store {
         const SELECT_COPIES: &str = "\
             SELECT tenant_id, session_id, import_token FROM sessions
             WHERE import_until IS NOT NULL AND import_bound = $1";
-        let Self::Sqlite(database) = self else { return Ok(None) };
+        let Some(database) = self.sqlite() else { return Ok(None) };
         let turn = database.copy_turns.wait().await;
         for row in self.global_statement(SELECT_COPIES).bind(ReservedFor::Copy as i64).read_all().await? {
             let (tenant, session) = (rows::tenant_id(&row)?, rows::session_id(&row)?);
@@ -266,8 +270,7 @@ impl Store {
 
 impl Copy<'_> {
     /// Inserts the session with its messages and revisions. `transaction` has locked the source. The copy becomes visible with the
-    /// returned transaction, which is another one if the copy has several parts. The messages of a fork are missing from the search
-    /// index then.
+    /// returned transaction, which is another one if the copy has several parts. The messages of a fork are also in the search index.
     pub(super) async fn insert(
         &mut self,
         store: &Store,
@@ -280,7 +283,7 @@ impl Copy<'_> {
             return Ok(Inserted::Exists);
         }
         self.copy_revisions(&mut transaction, 1..=self.source_state.revision).await?;
-        self.copy_messages(&mut transaction, 1..=self.through_seq).await?;
+        self.copy_messages(store, &mut transaction, 1..=self.through_seq).await?;
         Ok(Inserted::Complete(transaction))
     }
 
@@ -301,7 +304,7 @@ impl Copy<'_> {
             let Some(mut transaction) = self.begin_part(store).await? else {
                 return Ok(Inserted::SourceChanged);
             };
-            self.copy_messages(&mut transaction, part.clone()).await?;
+            self.copy_messages(store, &mut transaction, part.clone()).await?;
             transaction.commit().await?;
         }
         for part in &parts.revisions {
@@ -321,7 +324,7 @@ impl Copy<'_> {
         }
         // Messages and revisions that were added after the parts had been read.
         let next = |ranges: &[RangeInclusive<i64>]| ranges.last().map_or(1, |range| range.end() + 1);
-        self.copy_messages(&mut transaction, next(&parts.messages)..=self.through_seq).await?;
+        self.copy_messages(store, &mut transaction, next(&parts.messages)..=self.through_seq).await?;
         if !self.insert_session(&mut transaction, Some(reservation.token)).await? {
             return Ok(Inserted::SourceChanged);
         }
@@ -361,12 +364,11 @@ impl Copy<'_> {
                 concat!(
                     "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                         cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
-                        fork_kind, retention_seconds, retained_from, branched_at, lineage, stored_bytes,
-                        settled_bytes, created_at, updated_at, indexed_seq, activity_hour", $columns, ")
+                        fork_kind, retention_seconds, retained_from, branched_at, lineage, stored_bytes, created_at,
+                        updated_at, activity_hour", $columns, ")
                     SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
                         summary_words, summary_tokens, revisions, $2, $6, $7, retention_seconds, branched_at,
-                        branched_at, lineage, stored_bytes, stored_bytes, created_at, updated_at,
-                        CASE WHEN $3 > 0 AND $7 <> 'rewind' THEN 0 END, ", $hour, $values,
+                        branched_at, lineage, stored_bytes, created_at, updated_at, ", $hour, $values,
                     " FROM (", state_at!(
                         "s.tenant_id, s.user_id, s.metadata, s.lineage, s.created_at, s.retention_seconds,
                             CASE WHEN $7 = 'rewind' THEN ", $now, " END AS branched_at,
@@ -402,8 +404,7 @@ impl Copy<'_> {
                     fork_kind = excluded.fork_kind, retention_seconds = excluded.retention_seconds,
                     retained_from = excluded.retained_from, branched_at = excluded.branched_at,
                     lineage = excluded.lineage, stored_bytes = excluded.stored_bytes,
-                    settled_bytes = excluded.settled_bytes, created_at = excluded.created_at,
-                    updated_at = excluded.updated_at, indexed_seq = excluded.indexed_seq,
+                    created_at = excluded.created_at, updated_at = excluded.updated_at,
                     activity_hour = excluded.activity_hour, incarnation = excluded.incarnation,
                     import_token = NULL, import_bound = NULL, import_until = NULL
                 WHERE sessions.import_token = $8"
@@ -413,7 +414,7 @@ impl Copy<'_> {
         let statement = transaction.statement(INSERT_COPY).bind(self.plan.tenant.as_str()).bind(source);
         let statement = statement.bind(self.through_seq).bind(self.source_state.revision).bind(target);
         let mut statement = statement.bind(self.forked_through).bind(self.kind.as_str());
-        if let Statement::Sqlite { .. } = statement {
+        if statement.is_sqlite() {
             statement = statement.bind(reservation);
         }
         Ok(statement.bind_now().execute().await? > 0)
@@ -433,6 +434,7 @@ impl Copy<'_> {
 
     async fn copy_messages(
         &self,
+        store: &Store,
         transaction: &mut Transaction,
         seqs: RangeInclusive<i64>,
     ) -> Result<(), StoreError> {
@@ -445,6 +447,11 @@ impl Copy<'_> {
         let statement = transaction.statement(COPY_MESSAGES).bind(self.plan.tenant.as_str());
         let statement = statement.bind(self.plan.source.as_str()).bind(self.plan.target.as_str());
         statement.bind(*seqs.start()).bind(*seqs.end()).execute().await?;
+        // Searches would find each message of a branch twice.
+        if let Some(analyzer) = store.analyzer().filter(|_| self.kind == ForkKind::Fork) {
+            let owner = (self.plan.target, self.source_state.user.as_ref());
+            index_messages(transaction, analyzer, self.plan.tenant, owner, seqs, Replaces::Nothing).await?;
+        }
         Ok(())
     }
 }

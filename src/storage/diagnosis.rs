@@ -1,7 +1,8 @@
 //! Explanations of errors that prevent the use of a database, for the operator.
 
 use super::StoreError;
-use super::sqlite::{connect_options, primary_code};
+use super::error::sqlite_code;
+use super::sqlite::connect_options;
 use sqlx::migrate::MigrateError;
 use sqlx::postgres::{PgConnectOptions, PgDatabaseError};
 use std::io;
@@ -95,7 +96,7 @@ fn explain_sqlite(url: &str, error: &sqlx::Error) -> Option<String> {
         return Some(locked());
     }
     let database_error = error.as_database_error()?;
-    Some(match primary_code(database_error)? {
+    Some(match sqlite_code(database_error)? {
         // ERROR
         1 if database_error.message().contains("already exists") => format!(
             "{file} has tables of another program ({}): name a file of its own for precis",

@@ -6,11 +6,10 @@
 //! small transactions, between which others write, and finally the reservations. If the process dies meanwhile, the next start
 //! continues, and so does a request that writes to the session.
 //!
-//! The messages are removed from the search index afterwards, see [`super::segments`]. Searches leave them out at once.
+//! Triggers remove the terms of deleted messages from the search index. Searches do not return messages of hidden sessions.
 
 use super::pool::retry_on_deadlock;
 use super::rows;
-use super::segments::REMOVE_FROM_INDEX;
 use super::statement::{AnyRow, DbRow as _, Transaction};
 use super::values::to_i64;
 use super::{Store, StoreError};
@@ -41,10 +40,10 @@ macro_rules! hide_with_branches {
             )
             UPDATE sessions SET import_token = randomblob(16), import_until = 0, import_bound = NULL,
                 incarnation = randomblob(16), user_id = '', metadata = '{}', last_seq = 0, tokens = 0, stored_bytes = 0,
-                settled_bytes = 0, cursor_seq = 0, cursor_tokens = 0, summary = '', summary_words = 0, summary_tokens = 0,
+                cursor_seq = 0, cursor_tokens = 0, summary = '', summary_words = 0, summary_tokens = 0,
                 revision = 0, lease_token = NULL, lease_until = NULL, failures = 0, retry_at = NULL, last_failure = NULL,
                 forked_from = NULL, forked_through = NULL, fork_kind = NULL, lineage = NULL, retention_seconds = NULL,
-                branched_at = NULL, indexed_seq = NULL
+                branched_at = NULL
             WHERE tenant_id = $1 AND session_id IN (SELECT session_id FROM erased) AND import_until IS NOT 0
             RETURNING session_id"
         )
@@ -69,11 +68,10 @@ impl Store {
         const HIDE_SESSION: &str = hide_with_branches!(
             "SELECT $2 WHERE EXISTS (SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2)"
         );
-        if let Self::Postgres(_) = self {
+        if self.sqlite().is_none() {
             let erase =
                 async || self.statement(tenant, DELETE_SESSION).bind(session.as_str()).execute().await;
             let was_known = retry_on_deadlock(erase).await? > 0;
-            self.apply_removals(tenant).await?;
             return Ok(was_known);
         }
         let hide = async || {
@@ -87,9 +85,7 @@ impl Store {
         if hidden.is_empty() {
             // An interrupted erasure may have hidden it, or its branches.
             let hidden = self.hidden_sessions(tenant).await?;
-            if hidden.is_empty() {
-                self.apply_removals(tenant).await?;
-            } else {
+            if !hidden.is_empty() {
                 self.remove_erased(tenant, &hidden).await?;
             }
             return Ok(false);
@@ -108,7 +104,7 @@ impl Store {
             "DELETE FROM memories WHERE tenant_id = $1 AND user_id = $2",
             "DELETE FROM retention_rules WHERE tenant_id = $1 AND user_id = $2",
         ];
-        if let Self::Postgres(_) = self {
+        if self.sqlite().is_none() {
             let mut was_known = false;
             loop {
                 let erase = || self.within_limit(self.erase_from_user(tenant, user));
@@ -118,7 +114,6 @@ impl Store {
                     break;
                 }
             }
-            self.apply_removals(tenant).await?;
             return Ok(was_known);
         }
         self.delete_old_versions(tenant, user).await?;
@@ -146,9 +141,6 @@ impl Store {
         let hidden = self.hidden_sessions(tenant).await?;
         if was_known || !hidden.is_empty() {
             self.remove_erased(tenant, &hidden).await?;
-        } else {
-            // An interrupted erasure may have left entries of the index.
-            self.apply_removals(tenant).await?;
         }
         Ok(was_known)
     }
@@ -216,17 +208,17 @@ impl Store {
         hidden: &[SessionId],
     ) -> Result<(), StoreError> {
         self.using_reserve(|| self.remove_abandoned(tenant, hidden)).await?;
-        self.remove_erased_traces(tenant).await
+        self.remove_erased_traces().await;
+        Ok(())
     }
 
-    /// Removes what erased sessions of a tenant have left in the search index, and what SQLite may keep of them outside of its rows.
-    pub async fn remove_erased_traces(&self, tenant: &TenantId) -> Result<(), StoreError> {
-        self.using_reserve(|| self.apply_removals(tenant)).await?;
-        if let Self::Sqlite(database) = self {
+    /// Removes what SQLite may keep of erased sessions outside of its rows; [`Self::merge_index`] removes their terms later.
+    pub async fn remove_erased_traces(&self) {
+        if let Some(database) = self.sqlite() {
+            self.note_erased_terms();
             database.truncate_wal().await;
             database.fill_disk_reserve();
         }
-        Ok(())
     }
 
     /// Returns all hidden sessions of a tenant.
@@ -253,7 +245,7 @@ impl Store {
     /// Returns `true` if an erasure or a redaction failed because SQLite's disk is full, and now has the space that is reserved
     /// for it.
     pub(super) fn makes_room(&self, error: &StoreError) -> bool {
-        let Self::Sqlite(database) = self else { return false };
+        let Some(database) = self.sqlite() else { return false };
         let has_room = error.is_disk_full() && database.release_disk_reserve();
         if has_room {
             tracing::warn!(
@@ -269,7 +261,7 @@ impl Store {
         tenant: &TenantId,
         sessions: &[SessionId],
     ) -> Result<(), StoreError> {
-        let Self::Sqlite(database) = self else { return Ok(()) };
+        let Some(database) = self.sqlite() else { return Ok(()) };
         let mut sessions = sessions;
         while !sessions.is_empty() {
             let _turn = database.removal_turns.wait().await;
@@ -287,7 +279,7 @@ impl Store {
     }
 }
 
-/// Releases the forks of hidden sessions, removes the sessions from the search index, and commits. Returns the sessions.
+/// Releases the forks of hidden sessions, and commits. Returns the sessions.
 pub(super) async fn commit_hidden(
     mut transaction: Transaction,
     tenant: &TenantId,
@@ -297,10 +289,6 @@ pub(super) async fn commit_hidden(
         UPDATE sessions SET forked_from = NULL, forked_through = NULL, fork_kind = NULL
         WHERE tenant_id = $1 AND forked_from IN (SELECT value FROM json_each($2))";
     let hidden = rows.iter().map(rows::session_id).collect::<Result<Vec<_>, _>>()?;
-    for session in &hidden {
-        let statement = transaction.statement(REMOVE_FROM_INDEX).bind(tenant.as_str()).bind(session.as_str());
-        statement.bind(1_i64).bind(i64::MAX).execute().await?;
-    }
     if !hidden.is_empty() {
         let ids: Vec<&str> = hidden.iter().map(SessionId::as_str).collect();
         let statement = transaction.statement(RELEASE_FORKS).bind(tenant.as_str());

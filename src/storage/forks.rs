@@ -2,17 +2,16 @@
 //!
 //! A rewind copies the whole session first, and then removes the messages after its target, so that nothing is lost.
 
+use super::append::{analyzed, append_in_transaction};
 use super::copies::{
     Attempt, COPY_REVISIONS, Copy, CopyPlan, Inserted, LOCK_FORK_SOURCE, SourceState, state_at,
     tokens_through,
 };
 use super::rows::{self, session_columns};
-use super::segments::REMOVE_FROM_INDEX;
 use super::statement::{DbRow as _, Sql, Transaction};
 use super::{AppendOutcome, AppendRequest, Store, StoreError};
 use crate::domain::exchange::PersistedExchange;
 use crate::domain::id::{SessionId, TenantId};
-use crate::domain::search::analyzer::Analyzer;
 use crate::domain::session::{ForkKind, Session};
 use uuid::Uuid;
 
@@ -59,7 +58,7 @@ pub enum RewindOutcome {
 
 impl Store {
     /// Creates a session with the messages of `source` up to `through_seq`, and with the revisions whose summary covers none
-    /// of the others. Its messages are missing from the search index then.
+    /// of the others.
     pub async fn fork_session(
         &self,
         tenant: &TenantId,
@@ -103,7 +102,6 @@ impl Store {
         };
         let session = read_session(&mut transaction, tenant, target).await?;
         transaction.commit().await?;
-        self.note_unindexed(tenant);
         Ok(Attempt::Committed(ForkOutcome::Forked(Box::new(session))))
     }
 
@@ -115,9 +113,13 @@ impl Store {
         through_seq: i64,
         request: &AppendRequest,
     ) -> Result<ForkAppendOutcome, StoreError> {
+        // The transaction checks the incarnation of the source.
+        let appended = AppendRequest { expected_incarnation: None, ..request.clone() };
+        let appended = analyzed(self.analyzer(), appended).await;
         loop {
             let plan = self.plan_copy(&request.tenant, source, &request.session, through_seq).await?;
-            let attempt = self.within_limit(self.try_to_fork_and_append(&plan, through_seq, request)).await;
+            let attempt =
+                self.within_limit(self.try_to_fork_and_append(&plan, through_seq, request, &appended)).await;
             if let Some(outcome) = self.end_copy(plan, attempt).await? {
                 return Ok(outcome);
             }
@@ -129,6 +131,7 @@ impl Store {
         plan: &CopyPlan<'_>,
         through_seq: i64,
         request: &AppendRequest,
+        appended: &AppendRequest,
     ) -> Result<Attempt<ForkAppendOutcome>, StoreError> {
         let CopyPlan { tenant, source, target, .. } = *plan;
         self.check_not_importing(tenant, target).await?;
@@ -150,10 +153,10 @@ impl Store {
             Inserted::Exists => return Ok(Attempt::Rejected(ForkAppendOutcome::Exists)),
             Inserted::SourceChanged => return Ok(Attempt::SourceChanged),
         };
-        match transaction.append_exchange(request).await? {
+        let appended = append_in_transaction(&mut transaction, std::slice::from_ref(appended)).await?;
+        match appended.into_iter().next().ok_or(StoreError::BatchFailed)? {
             AppendOutcome::Appended(appended) => {
                 transaction.commit().await?;
-                self.note_unindexed(tenant);
                 Ok(Attempt::Committed(ForkAppendOutcome::Appended(appended)))
             }
             AppendOutcome::UserMismatch => Ok(Attempt::Rejected(ForkAppendOutcome::UserMismatch)),
@@ -181,7 +184,7 @@ impl Store {
             let plan = self.plan_copy(tenant, session, branch, max_messages).await?;
             let attempt = self.within_limit(self.try_to_rewind(&plan, after_seq, max_messages)).await;
             if let Some(outcome) = self.end_copy(plan, attempt).await? {
-                self.apply_removals(tenant).await?;
+                self.note_erased_terms();
                 return Ok(outcome);
             }
         }
@@ -241,66 +244,6 @@ impl Store {
         statement.bind(Uuid::new_v4()).execute().await?;
         Ok(())
     }
-
-    pub(super) async fn begin(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
-        Ok(match self {
-            Self::Postgres(database) => database.begin_transaction(tenant).await?,
-            Self::Sqlite(database) => database.begin_transaction().await?,
-        })
-    }
-
-    /// Begins a transaction that reads one state of the search index of a tenant for a search.
-    pub(super) async fn begin_search(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
-        Ok(match self {
-            Self::Postgres(database) => database.begin_index(tenant, true).await?,
-            Self::Sqlite(database) => database.begin_read(true).await?,
-        })
-    }
-
-    /// Begins a transaction that reads one state of the search index of a tenant.
-    pub(super) async fn begin_snapshot(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
-        Ok(match self {
-            Self::Postgres(database) => database.begin_index(tenant, true).await?,
-            Self::Sqlite(database) => database.begin_read(false).await?,
-        })
-    }
-
-    /// Begins a transaction that writes to the search index of a tenant.
-    pub(super) async fn begin_index_write(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
-        Ok(match self {
-            Self::Postgres(database) => database.begin_index(tenant, false).await?,
-            Self::Sqlite(database) => database.begin_transaction().await?,
-        })
-    }
-
-    /// Begins a transaction of no tenant.
-    pub(super) async fn begin_global(&self) -> Result<Transaction, StoreError> {
-        Ok(match self {
-            Self::Postgres(database) => database.begin_global().await?,
-            Self::Sqlite(database) => database.begin_transaction().await?,
-        })
-    }
-
-    /// Returns the analyzer of the settings.
-    pub(super) fn analyzer(&self) -> Option<Analyzer> {
-        match self {
-            Self::Postgres(database) => database.analyzer(),
-            Self::Sqlite(database) => database.analyzer(),
-        }
-    }
-
-    /// Runs the future of a transaction, within the statement timeout on Postgres.
-    pub(super) async fn within_limit<T>(
-        &self,
-        transaction: impl Future<Output = Result<T, StoreError>> + Send,
-    ) -> Result<T, StoreError> {
-        // The future is boxed because it is large.
-        let transaction = Box::pin(transaction);
-        match self {
-            Self::Postgres(database) => database.within_statement_timeout(transaction).await,
-            Self::Sqlite(_) => transaction.await,
-        }
-    }
 }
 
 /// Gives a session its lineage, which all copies of it, and their copies, get. So a redaction finds every copy of a message, even
@@ -320,7 +263,7 @@ async fn read_session(
     rows::session(&row.ok_or(sqlx::Error::RowNotFound)?)
 }
 
-/// Removes the messages of a session after `after_seq`, with their idempotency keys and index entries. Sets summary,
+/// Removes the messages of a session after `after_seq`, with their idempotency keys. Sets summary,
 /// cursor and revisions back to that message.
 async fn shorten(
     transaction: &mut Transaction,
@@ -342,7 +285,7 @@ async fn shorten(
                     cursor_tokens = n.cursor_tokens, summary = n.summary, summary_words = n.summary_words,
                     summary_tokens = n.summary_tokens, revision = $5, lease_token = NULL, lease_until = NULL,
                     failures = 0, retry_at = NULL, last_failure = NULL, incarnation = ", $incarnation,
-                    ", updated_at = n.updated_at, indexed_seq = CASE WHEN s.indexed_seq < $3 THEN s.indexed_seq END,
+                    ", updated_at = n.updated_at,
                     activity_hour = ", $hour,
                 " FROM (", state_at!($greatest, "(", $now, ", s.updated_at + ", $step, ") AS updated_at"),
                 ") AS n WHERE s.tenant_id = $1 AND s.session_id = $2"
@@ -385,7 +328,5 @@ async fn shorten(
     for sql in REMOVE_AFTER {
         transaction.statement(sql).bind(tenant).bind(session).bind(after_seq).execute().await?;
     }
-    let statement = transaction.statement(REMOVE_FROM_INDEX).bind(tenant).bind(session);
-    statement.bind(after_seq + 1).bind(i64::MAX).execute().await?;
     Ok(())
 }

@@ -1,40 +1,30 @@
-//! Reading the heads of many sessions at a time, as far as it is common to both stores.
+//! Reading the heads of sessions. Those that are read at the same time share a statement.
 
 use super::batch::Batcher;
 use super::pool::retry_on_disconnect;
-use super::{SessionHead, StoreError};
+use super::statement::{Database, DbRow as _, Sql};
+use super::{SessionHead, StoreError, rows};
 use crate::domain::id::{SessionId, TenantId};
-use futures_util::future::BoxFuture;
-use std::slice;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Largest number of heads that one statement reads.
+/// Largest number of heads that are read together.
 const MAX_BATCH: usize = 256;
 
-#[derive(Clone, Debug)]
-pub(super) struct HeadRequest {
-    pub(super) tenant: TenantId,
-    pub(super) session: SessionId,
-    /// `true` if the session was used recently, and the texts in its rows are small.
-    pub(super) is_recent: bool,
-}
+/// The tenant and the session of a head.
+pub(super) type HeadRequest = (TenantId, SessionId);
 
 pub(super) type HeadBatcher = Batcher<HeadRequest, Option<SessionHead>>;
 
-/// The head of each requested session, or `None` if it does not exist.
-pub(super) type Heads = Result<Vec<Option<SessionHead>>, StoreError>;
-
-/// Returns the batcher of a database whose statement is `read`.
-pub(super) fn batcher(
-    read: impl for<'r> Fn(&'r [HeadRequest]) -> BoxFuture<'r, Heads> + Send + Sync + 'static,
-) -> HeadBatcher {
-    let read = Arc::new(read);
-    let read_one = Arc::clone(&read);
+/// Returns the batcher of a database.
+pub(super) fn batcher(database: &Arc<Database>) -> HeadBatcher {
+    let (of_batches, of_singles) = (Arc::clone(database), Arc::clone(database));
     let read_batch = move |requests: Vec<HeadRequest>| {
-        let read = Arc::clone(&read);
+        let database = Arc::clone(&of_batches);
         async move {
             // After an error, each request reads its head by itself and gets its own error.
-            let heads = read(&requests).await.map_or_else(
+            let heads = read_heads(&database, &requests).await.map_or_else(
                 |_| requests.iter().map(|_| None).collect(),
                 |heads| heads.into_iter().map(|head| Some(Ok(head))).collect::<Vec<_>>(),
             );
@@ -42,11 +32,60 @@ pub(super) fn batcher(
         }
     };
     let read_alone = move |request: HeadRequest| {
-        let read = Arc::clone(&read_one);
+        let database = Arc::clone(&of_singles);
         async move {
-            let heads = retry_on_disconnect(async || read(slice::from_ref(&request)).await);
+            let heads =
+                retry_on_disconnect(async || read_heads(&database, std::slice::from_ref(&request)).await);
             Ok(heads.await?.pop().flatten())
         }
     };
     Batcher::new(MAX_BATCH, read_batch, read_alone)
+}
+
+/// Returns the head of each session, or `None` if it does not exist.
+async fn read_heads(
+    database: &Database,
+    requests: &[HeadRequest],
+) -> Result<Vec<Option<SessionHead>>, StoreError> {
+    macro_rules! select_heads {
+        ($now:literal, $sessions:literal) => {
+            concat!(
+                "SELECT ", $now, " AS now, s.session_id, s.incarnation, s.last_seq, s.tokens, s.cursor_seq, s.cursor_tokens,
+                    s.revision, s.lease_until, s.failures, s.retry_at, s.last_failure, s.updated_at,
+                    d.incarnation AS memory_incarnation, d.version AS memory_version
+                FROM sessions AS s LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = s.user_id
+                WHERE s.tenant_id = $1 AND s.session_id ", $sessions
+            )
+        };
+    }
+    const SELECT_HEADS: Sql = Sql {
+        postgres: select_heads!(
+            "clock_timestamp()",
+            "= ANY (ARRAY(SELECT json_array_elements_text(CAST($2 AS json))))"
+        ),
+        sqlite: select_heads!("$3", "IN (SELECT value FROM json_each($2))"),
+    };
+    let mut by_tenant: BTreeMap<&TenantId, Vec<usize>> = BTreeMap::new();
+    for (place, (tenant, _)) in requests.iter().enumerate() {
+        by_tenant.entry(tenant).or_default().push(place);
+    }
+    let mut heads = vec![None; requests.len()];
+    for (tenant, places) in by_tenant {
+        let session = |place: &usize| requests.get(*place).map(|(_, session)| session);
+        let sessions =
+            places.iter().filter_map(session).map(SessionId::as_str).collect::<Value>().to_string();
+        let statement = database.statement(tenant, SELECT_HEADS).bind(sessions).bind_now();
+        for row in &statement.read_all().await? {
+            let head = rows::session_head(row, row.time("now")?)?;
+            let id: &str = row.field("session_id")?;
+            for place in
+                places.iter().filter(|place| session(place).is_some_and(|session| session.as_str() == id))
+            {
+                if let Some(slot) = heads.get_mut(*place) {
+                    *slot = Some(head.clone());
+                }
+            }
+        }
+    }
+    Ok(heads)
 }

@@ -1,14 +1,15 @@
 //! Importing a session, and the reservations of sessions that are written in several transactions.
 
-use super::rows::{self, json_column, tool_columns};
-use super::statement::{DbRow as _, Sql, Statement, Transaction};
+use super::messages::{NewMessage, insert_messages};
+use super::rows::{self, json_column};
+use super::search_index::index_messages;
+use super::search_terms::Replaces;
+use super::statement::{DbRow as _, Sql, Transaction};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError};
 use crate::domain::export_format::{ImportedMessage, ImportedSession};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::redaction::RedactionMark;
 use crate::domain::revision::Revision;
-use serde_json::{Value, json};
 use std::slice;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -62,7 +63,7 @@ pub(super) struct Reservation<'i> {
 
 impl Store {
     /// Creates a session with all of its rows, or nothing. Without `user`, the session gets the user that it is bound to, or
-    /// else `default_user`. Rows without a time get the time of the store. The messages are missing from the search index then.
+    /// else `default_user`. Rows without a time get the time of the store.
     ///
     /// On Postgres this is one transaction, for which only writers of the same session wait. SQLite has one writer, so there
     /// every batch is a transaction of its own, between which others write. The first one reserves the session, and the last
@@ -78,7 +79,7 @@ impl Store {
     ) -> Result<ImportOutcome, StoreError> {
         let reservation = Reservation::new(tenant, session);
         let outcome = self.write_import(&reservation, users, imported, batches).await;
-        if let (Self::Sqlite(_), Err(_) | Ok(ImportOutcome::Incomplete)) = (self, &outcome) {
+        if self.sqlite().is_some() && matches!(outcome, Err(_) | Ok(ImportOutcome::Incomplete)) {
             // On failure, the reservation expires, and is removed later.
             let removed = self.remove_reservation(&reservation).await;
             removed.inspect_err(|error| tracing::warn!(%error, "failed to remove an incomplete import")).ok();
@@ -129,7 +130,14 @@ impl Store {
             }
             row_counts.0 += to_i64(messages.len());
             row_counts.1 += to_i64(revisions.len());
-            insert_messages(&mut transaction, tenant, session, &messages).await?;
+            insert_messages(&mut transaction, tenant, &new_messages(session, &messages)).await?;
+            if let (Some(analyzer), Some(first), Some(last)) =
+                (self.analyzer(), messages.first(), messages.last())
+            {
+                let seqs = first.seq..=last.seq;
+                index_messages(&mut transaction, analyzer, tenant, (session, user), seqs, Replaces::Nothing)
+                    .await?;
+            }
             insert_revisions(&mut transaction, tenant, session, &revisions).await?;
             let bytes: i64 = messages.iter().map(|row| to_i64(row.message.json().len())).sum();
             stored_bytes += bytes;
@@ -144,7 +152,6 @@ impl Store {
             return Ok(ImportOutcome::Erased);
         }
         transaction.commit().await?;
-        self.note_unindexed(tenant);
         Ok(ImportOutcome::Imported)
     }
 
@@ -154,13 +161,11 @@ impl Store {
         transaction: Transaction,
         tenant: &TenantId,
     ) -> Result<Transaction, StoreError> {
-        match transaction {
-            Transaction::Postgres(..) => Ok(transaction),
-            Transaction::Sqlite(..) => {
-                transaction.commit().await?;
-                self.begin(tenant).await
-            }
+        if !transaction.is_sqlite() {
+            return Ok(transaction);
         }
+        transaction.commit().await?;
+        self.begin(tenant).await
     }
 
     /// Removes the reservation of a session if the process that imported or erased it has died. Waits for an erasure that runs.
@@ -173,7 +178,9 @@ impl Store {
         const SELECT_RESERVATION: &str = "\
             SELECT import_token, import_until < $3 AS is_stale FROM sessions
             WHERE tenant_id = $1 AND session_id = $2 AND import_until IS NOT NULL";
-        let Self::Sqlite(_) = self else { return Ok(false) };
+        if self.sqlite().is_none() {
+            return Ok(false);
+        }
         let statement = self.statement(tenant, SELECT_RESERVATION).bind(session.as_str());
         let Some(row) = statement.bind_now().read().await? else { return Ok(true) };
         let token = row.field("import_token")?;
@@ -190,8 +197,7 @@ impl Store {
         tenant: &TenantId,
         session: &SessionId,
     ) -> Result<(), StoreError> {
-        let is_importing =
-            matches!(self, Self::Sqlite(_)) && !self.remove_stale_import(tenant, session).await?;
+        let is_importing = self.sqlite().is_some() && !self.remove_stale_import(tenant, session).await?;
         if is_importing { Err(StoreError::SessionImporting) } else { Ok(()) }
     }
 
@@ -200,16 +206,11 @@ impl Store {
     pub async fn remove_stale_imports(&self) -> Result<usize, StoreError> {
         const SELECT_IMPORTS: &str =
             "SELECT tenant_id, session_id FROM sessions WHERE import_until IS NOT NULL";
-        const SELECT_REMOVALS: &str = "SELECT DISTINCT tenant_id FROM search_removals";
-        let Self::Sqlite(database) = self else { return Ok(0) };
+        let Some(database) = self.sqlite() else { return Ok(0) };
         let mut remaining = 0;
         for row in self.global_statement(SELECT_IMPORTS).read_all().await? {
             let (tenant, session) = (rows::tenant_id(&row)?, rows::session_id(&row)?);
             remaining += usize::from(!self.remove_stale_import(&tenant, &session).await?);
-        }
-        // A process can also die after it has deleted the rows.
-        for row in self.global_statement(SELECT_REMOVALS).read_all().await? {
-            self.apply_removals(&rows::tenant_id(&row)?).await?;
         }
         database.truncate_wal().await;
         Ok(remaining)
@@ -245,7 +246,7 @@ async fn reserved_until(
 ) -> Result<Option<i64>, StoreError> {
     const SELECT_RESERVED_UNTIL: &str = "SELECT import_until FROM sessions
         WHERE tenant_id = $1 AND session_id = $2 AND import_until IS NOT NULL";
-    if matches!(transaction, Transaction::Postgres(..)) {
+    if !transaction.is_sqlite() {
         return Ok(None);
     }
     let statement = transaction.statement(SELECT_RESERVED_UNTIL).bind(tenant.as_str());
@@ -279,7 +280,7 @@ impl<'i> Reservation<'i> {
         };
         let statement = transaction.statement(INSERT_RESERVATION).bind(self.tenant.as_str());
         let mut statement = statement.bind(self.session.as_str()).bind(user_column(user));
-        if let Statement::Sqlite { .. } = statement {
+        if statement.is_sqlite() {
             statement = statement.bind(self.token).bind(reason as i64).bind(RESERVATION_MICROS);
         }
         Ok(statement.bind_now().execute().await? > 0)
@@ -289,7 +290,7 @@ impl<'i> Reservation<'i> {
     pub(super) async fn renew(&self, transaction: &mut Transaction) -> Result<bool, StoreError> {
         const RENEW_RESERVATION: &str = "UPDATE sessions SET import_until = $5 + $4
             WHERE tenant_id = $1 AND session_id = $2 AND import_token = $3";
-        if matches!(transaction, Transaction::Postgres(..)) {
+        if !transaction.is_sqlite() {
             return Ok(true);
         }
         let statement = transaction.statement(RENEW_RESERVATION).bind(self.tenant.as_str());
@@ -298,8 +299,7 @@ impl<'i> Reservation<'i> {
     }
 
     /// Makes the session visible. Returns `false` if it was erased. The time of the last exchange can't be in the future: the
-    /// session would be the first of the list, and would not expire, until then. The session may be old, so its bytes are
-    /// settled.
+    /// session would be the first of the list, and would not expire, until then.
     async fn publish(
         &self,
         transaction: &mut Transaction,
@@ -311,18 +311,17 @@ impl<'i> Reservation<'i> {
             postgres:
                 "UPDATE sessions SET metadata = coalesce($3, '{}'), last_seq = $4, tokens = $5, cursor_seq = $6,
                     cursor_tokens = $7, summary = $8, summary_words = $9, summary_tokens = $10, revision = $11,
-                    stored_bytes = $12, settled_bytes = $12, created_at = least($13, now()),
+                    stored_bytes = $12, created_at = least($13, now()),
                     updated_at = least($14, now()),
-                    activity_hour = floor(extract(epoch FROM least($14, now())) / 3600), retained_from = now(),
-                    indexed_seq = CASE WHEN $4 > 0 THEN 0 END
+                    activity_hour = floor(extract(epoch FROM least($14, now())) / 3600), retained_from = now()
                 WHERE tenant_id = $1 AND session_id = $2",
             sqlite:
                 "UPDATE sessions SET metadata = coalesce($3, '{}'), last_seq = $4, tokens = $5, cursor_seq = $6,
                     cursor_tokens = $7, summary = $8, summary_words = $9, summary_tokens = $10, revision = $11,
-                    stored_bytes = $12, settled_bytes = $12, created_at = min(coalesce($13, $16), $16),
+                    stored_bytes = $12, created_at = min(coalesce($13, $16), $16),
                     updated_at = min(coalesce($14, $16), $16),
                     activity_hour = min(coalesce($14, $16), $16) / 3600000000, retained_from = $16,
-                    incarnation = randomblob(16), indexed_seq = CASE WHEN $4 > 0 THEN 0 END, import_token = NULL, import_bound = NULL, import_until = NULL
+                    incarnation = randomblob(16), import_token = NULL, import_bound = NULL, import_until = NULL
                 WHERE tenant_id = $1 AND session_id = $2 AND import_token = $15",
         };
         let mut statement = transaction
@@ -341,70 +340,19 @@ impl<'i> Reservation<'i> {
             .bind(stored_bytes)
             .bind(imported.times.map(|(created_at, _)| DbTime(created_at)))
             .bind(imported.times.map(|(_, updated_at)| DbTime(updated_at)));
-        if let Statement::Sqlite { .. } = statement {
+        if statement.is_sqlite() {
             statement = statement.bind(self.token);
         }
         Ok(statement.bind_now().execute().await? > 0)
     }
 }
 
-async fn insert_messages(
-    transaction: &mut Transaction,
-    tenant: &TenantId,
-    session: &SessionId,
-    rows: &[ImportedMessage],
-) -> Result<(), StoreError> {
-    /// Larger messages are inserted by themselves: SQLite copies the parameter of a batch about twenty times.
-    const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
-    const INSERT_LARGE_MESSAGE: Sql = Sql {
-        postgres: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                redaction, created_at)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce($10, now()))",
-        sqlite: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                redaction, created_at)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce($10, $11))",
+fn new_messages<'m>(session: &'m SessionId, messages: &'m [ImportedMessage]) -> Vec<NewMessage<'m>> {
+    let new = |imported: &'m ImportedMessage| {
+        let ImportedMessage { seq, created_at, redacted_at, ref message, tokens } = *imported;
+        NewMessage { session, seq, message, tokens, created_at, redacted_at }
     };
-    /// All rows are one JSON parameter: a statement per row would take three times as long, while other writers wait. Seconds
-    /// and microseconds are added separately, because Postgres multiplies an interval in floating point.
-    const INSERT_MESSAGES: Sql = Sql {
-        postgres: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                redaction, created_at)
-            SELECT $1, $2, seq, role, tool_call_ids, tool_result_of, tokens, message, redaction,
-                coalesce(timestamptz 'epoch' + micros / 1000000 * interval '1 second'
-                    + micros % 1000000 * interval '1 microsecond', now())
-            FROM json_to_recordset($3::json) AS m (seq bigint, role text, tool_call_ids text, tool_result_of text,
-                tokens bigint, message text, redaction text, micros bigint)",
-        sqlite: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                redaction, created_at)
-            SELECT $1, $2, value ->> 'seq', value ->> 'role', value ->> 'tool_call_ids', value ->> 'tool_result_of',
-                value ->> 'tokens', value ->> 'message', value ->> 'redaction', coalesce(value ->> 'micros', $4)
-            FROM json_each($3)",
-    };
-    let (large, small): (Vec<_>, Vec<_>) =
-        rows.iter().partition(|row| row.message.json().len() > LARGE_MESSAGE_BYTES);
-    for ImportedMessage { seq, created_at, redacted_at, message, tokens } in large {
-        let (tool_call_ids, tool_result_of) = tool_columns(message);
-        let statement = transaction.statement(INSERT_LARGE_MESSAGE).bind(tenant.as_str());
-        let statement = statement.bind(session.as_str()).bind(*seq).bind(message.role().as_str());
-        let statement = statement.bind(tool_call_ids).bind(tool_result_of).bind(*tokens).bind(message.json());
-        let redaction = json_column(redacted_at.map(RedactionMark::imported).as_ref());
-        statement.bind(redaction).bind(created_at.map(DbTime)).bind_now().execute().await?;
-    }
-    if small.is_empty() {
-        return Ok(());
-    }
-    let rows = small.into_iter().map(|ImportedMessage { seq, created_at, redacted_at, message, tokens }| {
-        let (tool_call_ids, tool_result_of) = tool_columns(message);
-        let micros = created_at.map(|time| DbTime(time).micros());
-        let redaction = json_column(redacted_at.map(RedactionMark::imported).as_ref());
-        json!({
-            "seq": seq, "role": message.role().as_str(), "tool_call_ids": tool_call_ids,
-            "tool_result_of": tool_result_of, "tokens": tokens, "message": message.json(), "redaction": redaction, "micros": micros,
-        })
-    });
-    let statement = transaction.statement(INSERT_MESSAGES).bind(tenant.as_str()).bind(session.as_str());
-    statement.bind(rows.collect::<Value>().to_string()).bind_now().execute().await?;
-    Ok(())
+    messages.iter().map(new).collect()
 }
 
 async fn insert_revisions(

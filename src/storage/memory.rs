@@ -81,7 +81,7 @@ impl Store {
             .bind(expected)
             .bind(document.author.as_str())
             .bind_now();
-        decode(statement.write_together().await?, |row| rows::memory_document(row, ""))
+        decode(statement.write_returning().await?, |row| rows::memory_document(row, ""))
     }
 
     /// Returns at most `limit` versions before `before`, newest first, including the current one. There are fewer if their

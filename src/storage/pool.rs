@@ -8,13 +8,9 @@
 use super::StoreError;
 use crate::capacity::{Held, Level, Resource};
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{
-    PgConnectOptions, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo,
-};
-use sqlx::{Connection as _, Either, Error, Execute, Executor, Postgres, SqlSafeStr, SqlStr, Transaction};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::{Connection as _, Error, Postgres, SqlSafeStr};
 use std::future::{Future, ready};
 use std::io;
 use std::ops::Deref;
@@ -28,9 +24,6 @@ const MAX_IDLE_WITHOUT_PING: Duration = Duration::from_millis(100);
 /// failure return to the pool later, look recently used, and may be broken too.
 const PING_AFTER_FAILURE: Duration = Duration::from_secs(1);
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
-/// The buffers of a connection keep the size of its largest statement. After a large statement, every connection that returns
-/// to the pool within this time shrinks them: shrinking them always would cost a part of each statement.
-const SHRINK_AFTER_LARGE_STATEMENT: Duration = Duration::from_secs(10);
 /// Attempts of an operation on a lost connection. The connection of a retry can fail after its ping, too.
 const MAX_ATTEMPTS: usize = 3;
 /// A transaction is repeated after so many deadlocks. The first delay is up to twice as long, the others double. The server takes a second
@@ -38,25 +31,14 @@ const MAX_ATTEMPTS: usize = 3;
 const MAX_DEADLOCKS: usize = 5;
 const DEADLOCK_DELAY: Duration = Duration::from_millis(20);
 
-/// A batcher returns its connection to the pool when it was idle for this long.
-const MAX_KEPT_IDLE: Duration = Duration::from_millis(20);
-/// A batcher that is never idle takes another connection after this time, so that the pool can replace old ones and shrink the buffers
-/// of large ones.
-const MAX_KEPT: Duration = Duration::from_secs(5);
-/// In a smaller pool, batchers keep no connections: they and a few large statements could take all of them.
-const MIN_CONNECTIONS_TO_KEEP: u32 = 6;
-
-/// A connection pool. It can be used like a `&PgPool`.
+/// A connection pool.
 #[derive(Clone, Debug)]
 pub(super) struct Connections {
     pool: PgPool,
-    /// Permits for connections, divided between keys. Batches need none, because each batcher uses one connection.
+    /// Permits for connections, divided between keys. Batches belong to no key, so they need none.
     shares: Arc<Resource>,
-    /// The connection of a batcher between its batches.
-    kept: Option<Arc<Mutex<Kept>>>,
     statement_timeout: Duration,
     last_failure: LastEvent,
-    last_large_statement: LastEvent,
 }
 
 /// The time of the last event of a kind.
@@ -72,26 +54,6 @@ impl LastEvent {
         let event = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         event.is_some_and(|event| event.elapsed() <= time)
     }
-}
-
-/// A connection that is kept between statements.
-///
-/// The pool uses its connections in turn, so that each statement finds another process of the server, whose part of the processor's
-/// caches is cold. Heads of 8 sessions take 24 instead of 40 µs of the server's CPU time per session on one connection.
-#[derive(Debug)]
-struct Kept {
-    connection: Option<Acquired>,
-    used_at: Instant,
-    /// `true` while a task waits to return the connection.
-    has_release: bool,
-}
-
-/// A connection of the pool.
-#[derive(Debug)]
-struct Acquired {
-    connection: PoolConnection<Postgres>,
-    since: Instant,
-    held: Held,
 }
 
 impl Deref for Connections {
@@ -125,61 +87,41 @@ impl Connections {
                 Ok(is_usable)
             })
         });
-        let last_large_statement = LastEvent::default();
-        let observed = last_large_statement.clone();
-        let options = options.after_release(move |connection, _| {
-            if observed.is_within(SHRINK_AFTER_LARGE_STATEMENT) {
-                connection.shrink_buffers();
-            }
+        // The buffers of a connection keep the size of its largest statement.
+        let options = options.after_release(|connection, _| {
+            connection.shrink_buffers();
             Box::pin(ready(Ok(true)))
         });
         let pool = options.connect_lazy_with(connect);
-        Self { pool, shares, kept: None, statement_timeout, last_failure, last_large_statement }
+        Self { pool, shares, statement_timeout, last_failure }
     }
 
-    /// Records that the buffers of a connection have grown.
-    pub(super) fn record_large_statement(&self) {
-        self.last_large_statement.record();
-    }
-
-    pub(super) fn statement_timeout(&self) -> Duration {
-        self.statement_timeout
-    }
-
-    /// Returns the same pool for a batcher, which keeps its connection between batches.
-    pub(super) fn keeping(&self) -> Self {
-        let has_enough = self.pool.options().get_max_connections() >= MIN_CONNECTIONS_TO_KEEP;
-        let kept = has_enough.then(|| {
-            Arc::new(Mutex::new(Kept { connection: None, used_at: Instant::now(), has_release: false }))
-        });
-        Self { kept, ..self.clone() }
+    /// Runs the future of a transaction within the statement timeout.
+    pub(super) async fn within_statement_timeout<T>(
+        &self,
+        transaction: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = self.statement_timeout;
+        timeout(limit, transaction).await.unwrap_or_else(|_| Err(timed_out(limit).into()))
     }
 
     /// Runs `operation` on a connection, within the statement timeout. A connection that fails, or whose operation is
-    /// cancelled, is closed: see [`Self::begin_with`].
+    /// cancelled, is closed: see [`OpenTransaction`].
     pub(super) async fn with_connection<T>(
         &self,
         operation: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let limit = self.statement_timeout;
-        let Acquired { connection, since, held } = match self.take_kept() {
-            Some(kept) => kept,
-            None => self.acquire().await?,
-        };
+        let _held = self.permit().await?;
         let mut guard = CloseIfCancelled { connection: None };
-        let connection = guard.connection.insert(connection);
-        let result = timeout(limit, operation(connection)).await.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into())
-        });
-        if let Some(mut connection) = guard.connection.take() {
-            match &result {
-                Ok(_) => self.keep(Acquired { connection, since, held }),
-                Err(error) if is_connection_broken(error) => {
-                    self.last_failure.record();
-                    connection.close_on_drop();
-                }
-                Err(_) => {}
-            }
+        let connection = guard.connection.insert(self.pool.acquire().await?);
+        let result = timeout(limit, operation(connection)).await.unwrap_or_else(|_| Err(timed_out(limit)));
+        if let Some(mut connection) = guard.connection.take()
+            && let Err(error) = &result
+            && is_connection_broken(error)
+        {
+            self.last_failure.record();
+            connection.close_on_drop();
         }
         result
     }
@@ -190,74 +132,61 @@ impl Connections {
         self.shares.acquire(1, Some(wait)).await.map_err(|_| Error::PoolTimedOut)
     }
 
-    /// Takes a connection from the pool, or opens one.
-    async fn acquire(&self) -> Result<Acquired, Error> {
+    /// Begins a transaction by a text of statements.
+    pub(super) async fn begin_with(&self, sql: impl SqlSafeStr) -> Result<OpenTransaction, Error> {
         let held = self.permit().await?;
-        Ok(Acquired { connection: self.pool.acquire().await?, since: Instant::now(), held })
-    }
-
-    /// Takes the kept connection, except if it would have to be pinged.
-    fn take_kept(&self) -> Option<Acquired> {
-        let mut kept = self.kept.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        let acquired = kept.connection.take()?;
-        let is_usable = kept.used_at.elapsed() < MAX_IDLE_WITHOUT_PING
-            && acquired.since.elapsed() < MAX_KEPT
-            && !self.last_failure.is_within(PING_AFTER_FAILURE)
-            && !self.pool.is_closed();
-        is_usable.then_some(acquired)
-    }
-
-    /// Keeps a connection of a batcher, and returns any other one to the pool.
-    fn keep(&self, acquired: Acquired) {
-        // A request that runs without the batch returns the connection with its permit.
-        let is_kept = acquired.held.permits() == 0 && !self.pool.is_closed();
-        let Some(kept) = self.kept.as_ref().filter(|_| is_kept) else { return };
-        let mut slot = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        slot.used_at = Instant::now();
-        slot.connection = Some(acquired);
-        if !slot.has_release {
-            slot.has_release = true;
-            tokio::spawn(release_when_idle(Arc::clone(kept)));
-        }
-    }
-
-    /// Begins a transaction. If the caller is cancelled, for example because its client has disconnected, the driver does
-    /// not notice that the transaction has begun, and the next statement on the connection would run in it and never be
-    /// committed. Therefore the beginning runs in a task of its own, and the transaction is rolled back after it.
-    pub(super) async fn begin_with(
-        &self,
-        sql: impl SqlSafeStr,
-    ) -> Result<(Transaction<'static, Postgres>, Held), Error> {
-        let mut held = self.permit().await?;
-        let permits = held.detach();
-        let (pool, sql) = (self.pool.clone(), sql.into_sql_str());
-        let begun = tokio::spawn(async move { (pool.begin_with(sql).await, permits) });
-        let (transaction, permits) = begun.await.map_err(|_| Error::WorkerCrashed)?;
-        held.attach(permits);
-        Ok((transaction?, held))
+        let connection = self.pool.acquire().await?;
+        let last_failure = self.last_failure.clone();
+        let mut transaction = OpenTransaction { connection, is_open: true, last_failure, _held: held };
+        sqlx::raw_sql(sql).execute(&mut *transaction.connection).await?;
+        Ok(transaction)
     }
 }
 
-/// Returns the permits for the connections of a pool: some are for the work of precis itself, and two for batchers if they keep connections.
+/// A transaction, with the permit for its connection. If it is dropped before its end, because of an error or because the caller was
+/// cancelled, its connection is closed, which rolls it back: the driver does not know if a statement still runs on it.
+#[derive(Debug)]
+pub(super) struct OpenTransaction {
+    connection: PoolConnection<Postgres>,
+    is_open: bool,
+    last_failure: LastEvent,
+    _held: Held,
+}
+
+impl OpenTransaction {
+    pub(super) fn connection(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+
+    /// Ends the transaction by `COMMIT` or `ROLLBACK`.
+    pub(super) async fn end(mut self, sql: &'static str) -> Result<(), Error> {
+        sqlx::raw_sql(sql).execute(&mut *self.connection).await?;
+        self.is_open = false;
+        Ok(())
+    }
+}
+
+impl Drop for OpenTransaction {
+    fn drop(&mut self) {
+        if self.is_open {
+            self.last_failure.record();
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Returns the permits for the connections of a pool: some are for the work of precis itself, and one for batches of each kind.
 fn shares(connections: u32, key_share: f64) -> Resource {
+    const BATCHERS: u32 = 2;
     let internal = (connections / 5).max(1);
-    let kept = if connections >= MIN_CONNECTIONS_TO_KEEP { 2 } else { 0 };
-    let [requests, internal] = [connections.saturating_sub(internal + kept), internal];
+    let requests = connections.saturating_sub(internal + BATCHERS).max(1);
     let count = |permits: u32| usize::try_from(permits).unwrap_or(usize::MAX);
     Resource::new(Level::Connection, count(requests), key_share).with_internal(count(internal), key_share)
 }
 
-/// Returns a kept connection to the pool when its batcher has not used it for a while.
-async fn release_when_idle(kept: Arc<Mutex<Kept>>) {
-    loop {
-        sleep(MAX_KEPT_IDLE).await;
-        let mut slot = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.used_at.elapsed() >= MAX_KEPT_IDLE {
-            slot.has_release = false;
-            slot.connection = None;
-            return;
-        }
-    }
+/// Returns the error of a statement that takes too long.
+pub(super) fn timed_out(limit: Duration) -> Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into()
 }
 
 /// A connection that is closed if its operation does not finish.
@@ -327,53 +256,4 @@ where
         }
     }
     transaction().await
-}
-
-impl<'p> Executor<'p> for &'_ Connections {
-    type Database = Postgres;
-
-    /// Fetches all rows before the first one is returned, so that the statement timeout does not include the time of the
-    /// reader.
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Either<PgQueryResult, PgRow>, Error>>
-    where
-        E: 'q + Execute<'q, Postgres>,
-    {
-        let connections = self.clone();
-        let rows = async move {
-            connections
-                .with_connection(async |connection| {
-                    (&mut **connection).fetch_many(query).try_collect::<Vec<_>>().await
-                })
-                .await
-        };
-        stream::once(rows).map_ok(|rows| stream::iter(rows.into_iter().map(Ok))).try_flatten().boxed()
-    }
-
-    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<PgRow>, Error>>
-    where
-        E: 'q + Execute<'q, Postgres>,
-    {
-        let connections = self.clone();
-        Box::pin(async move {
-            connections
-                .with_connection(async |connection| (&mut **connection).fetch_optional(query).await)
-                .await
-        })
-    }
-
-    fn prepare_with<'e>(
-        self,
-        sql: SqlStr,
-        parameters: &'e [PgTypeInfo],
-    ) -> BoxFuture<'e, Result<PgStatement, Error>>
-    where
-        'p: 'e,
-    {
-        let connections = self.clone();
-        Box::pin(async move {
-            connections
-                .with_connection(async |connection| (&mut **connection).prepare_with(sql, parameters).await)
-                .await
-        })
-    }
 }

@@ -9,8 +9,7 @@
 
 use super::pool::retry_on_deadlock;
 use super::rows::{self, json_column, redaction_mark};
-use super::segments::REMOVE_FROM_INDEX;
-use super::statement::{DbRow as _, Sql, Statement, Transaction};
+use super::statement::{DbRow as _, Sql, Transaction, TransactionStatement};
 use super::values::{DbTime, to_i64};
 use super::{Store, StoreError};
 use crate::blocking;
@@ -20,7 +19,6 @@ use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::redaction::{Redaction, RedactionMark};
 use crate::domain::revision::{MetaConsolidation, RevisionKind};
-use sqlx::{PgConnection, SqliteConnection};
 use uuid::Uuid;
 
 /// The result of [`Store::redact_message`].
@@ -97,7 +95,7 @@ impl Store {
         loop {
             let redact = || retry_on_deadlock(|| self.within_limit(redact()));
             if let Some(outcome) = self.using_reserve(redact).await? {
-                self.using_reserve(|| self.apply_removals(tenant)).await?;
+                self.note_erased_terms();
                 return Ok(outcome);
             }
         }
@@ -106,7 +104,11 @@ impl Store {
     /// Removes what SQLite may keep of redacted messages outside of its rows. Postgres keeps it in its files until other rows take the space,
     /// or `VACUUM FULL` writes the tables again.
     pub async fn remove_redacted_traces(&self) {
-        let Self::Sqlite(database) = self else { return };
+        let Some(database) = self.sqlite() else { return };
+        if let Err(error) = self.merge_index().await {
+            let error = ErrorChain(&error);
+            tracing::warn!(%error, "failed to remove the terms of a redacted message from the search index; the next merge does it");
+        }
         while let Err(error) = database.rebuild_file().await {
             // The space of the failed attempt is needed again.
             database.truncate_wal().await;
@@ -278,7 +280,10 @@ impl Removal<'_> {
         macro_rules! revert_session {
             ($incarnation:literal) => {
                 concat!(
-                    "UPDATE sessions AS s SET tokens = s.tokens + $4, cursor_seq = n.cursor_seq,
+                    "UPDATE sessions AS s SET tokens = s.tokens + $4,
+                        stored_bytes = s.stored_bytes + $5 - (SELECT octet_length(message) FROM messages
+                            WHERE tenant_id = $1 AND session_id = $2 AND seq = $3),
+                        cursor_seq = n.cursor_seq,
                         cursor_tokens = s.cursor_tokens - (SELECT coalesce(sum(tokens), 0) FROM messages
                             WHERE tenant_id = $1 AND session_id = $2 AND seq > n.cursor_seq AND seq <= s.cursor_seq),
                         summary = n.summary, summary_words = n.summary_words, summary_tokens = n.summary_tokens,
@@ -327,7 +332,7 @@ impl Removal<'_> {
             UPDATE idempotency_keys SET fingerprint = $4
             WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $3 AND last_seq >= $3";
         let statement = self.statement(transaction, session, REVERT_SESSION);
-        statement.bind(self.tokens - self.tokens_before).execute().await?;
+        statement.bind(self.tokens - self.tokens_before).bind(to_i64(self.json.len())).execute().await?;
         let statement = self.statement(transaction, session, INSERT_REDACTION);
         let statement = statement.bind(RevisionKind::Redaction.as_str());
         statement.bind(DbTime(self.mark.redacted_at)).execute().await?;
@@ -346,8 +351,6 @@ impl Removal<'_> {
         statement.bind(self.tokens).bind(json_column(Some(&self.mark))).execute().await?;
         let statement = self.statement(transaction, session, EMPTY_FINGERPRINTS);
         statement.bind(Vec::<u8>::new()).execute().await?;
-        // A worker that has read the message before cannot index it any more, because the incarnation has changed.
-        self.statement(transaction, session, REMOVE_FROM_INDEX).bind(self.seq).execute().await?;
         Ok(())
     }
 
@@ -357,7 +360,7 @@ impl Removal<'_> {
         transaction: &'t mut Transaction,
         session: &SessionId,
         sql: impl Into<Sql>,
-    ) -> Statement<'t, &'t mut PgConnection, &'t mut SqliteConnection> {
+    ) -> TransactionStatement<'t> {
         let statement = transaction.statement(sql).bind(self.tenant.as_str());
         statement.bind(session.as_str()).bind(self.seq)
     }

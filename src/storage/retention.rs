@@ -352,7 +352,7 @@ impl Store {
             ")"
         ));
         let period = default.after_last_exchange.map(RetentionPeriod::seconds);
-        if let Self::Postgres(_) = self {
+        if self.sqlite().is_none() {
             let statement = self.statement(tenant, DELETE_EXPIRED_SESSION).bind(session.as_str());
             let statement = statement.bind(DbTime(now)).bind(period).bind(default.branch_seconds());
             return Ok(statement.execute().await? > 0);

@@ -1,9 +1,11 @@
-//! Running a statement on either database, so that SQL and decoding that are the same for both exist once.
+//! Running a statement on either database, so that SQL and decoding that are the same for both exist once. Other files of
+//! the store know neither of the drivers.
 
-use super::postgres::{self, Postgres};
+use super::StoreError;
+use super::pool::OpenTransaction;
+use super::postgres::{self, Beginning, Postgres};
 use super::sqlite::{self, Sqlite};
 use super::values::DbTime;
-use super::{AppendOutcome, AppendRequest, StoreError};
 use crate::capacity::Held;
 use crate::domain::id::TenantId;
 use sqlx::postgres::{PgConnection, PgRow};
@@ -98,12 +100,19 @@ pub(super) enum Statement<'q, P, S> {
 /// A statement that runs in a transaction of its own, which is bound to a tenant or not.
 pub(super) type StoreStatement<'d> = Statement<'d, (&'d Postgres, Option<&'d TenantId>), &'d Sqlite>;
 
+/// A statement of a transaction.
+pub(super) type TransactionStatement<'t> = Statement<'t, &'t mut PgConnection, &'t mut SqliteConnection>;
+
 impl<P, S> Statement<'_, P, S> {
     pub(super) fn bind<'t>(self, value: impl Parameter<'t>) -> Self {
         match self {
             Self::Postgres { on, query } => Self::Postgres { on, query: query.bind(value) },
             Self::Sqlite { on, query, now } => Self::Sqlite { on, query: query.bind(value), now },
         }
+    }
+
+    pub(super) fn is_sqlite(&self) -> bool {
+        matches!(self, Self::Sqlite { .. })
     }
 
     /// Binds the current time on SQLite and nothing on Postgres. Must come last; see [`Sql`].
@@ -115,39 +124,29 @@ impl<P, S> Statement<'_, P, S> {
     }
 }
 
+fn postgres_rows(rows: Vec<PgRow>) -> Vec<AnyRow> {
+    rows.into_iter().map(AnyRow::Postgres).collect()
+}
+
+fn sqlite_rows(rows: Vec<SqliteRow>) -> Vec<AnyRow> {
+    rows.into_iter().map(AnyRow::Sqlite).collect()
+}
+
 // The futures of a database have several KiB, which would add up in the futures that await them. So they are boxed.
 impl StoreStatement<'_> {
     /// Reads at most one row.
     pub(super) async fn read(self) -> Result<Option<AnyRow>, StoreError> {
-        Ok(match self {
-            Self::Postgres { on: (database, tenant), query } => {
-                Box::pin(database.read(tenant, query)).await?.map(AnyRow::Postgres)
-            }
-            Self::Sqlite { on, query, .. } => Box::pin(on.read(query)).await?.map(AnyRow::Sqlite),
-        })
+        Ok(self.read_all().await?.into_iter().next())
     }
 
     /// Reads all rows.
     pub(super) async fn read_all(self) -> Result<Vec<AnyRow>, StoreError> {
         Ok(match self {
             Self::Postgres { on: (database, tenant), query } => {
-                Box::pin(database.read_all(tenant, query)).await?.into_iter().map(AnyRow::Postgres).collect()
+                postgres_rows(Box::pin(database.read_all(tenant, query)).await?)
             }
-            Self::Sqlite { on, query, .. } => {
-                Box::pin(on.read_all(query)).await?.into_iter().map(AnyRow::Sqlite).collect()
-            }
+            Self::Sqlite { on, query, .. } => sqlite_rows(Box::pin(on.read_all(query)).await?),
         })
-    }
-
-    /// Reads all rows of a statement that can keep a core busy: on SQLite, on a thread of low priority.
-    pub(super) async fn read_all_of_search(self) -> Result<Vec<AnyRow>, StoreError> {
-        match self {
-            Self::Sqlite { on, query, .. } => {
-                let rows = Box::pin(on.read_all_of_search(query)).await?;
-                Ok(rows.into_iter().map(AnyRow::Sqlite).collect())
-            }
-            other @ Self::Postgres { .. } => other.read_all().await,
-        }
     }
 
     /// Reads all rows of a statement that sorts and has a limit. On Postgres, the rows must come sorted from an index, at
@@ -155,32 +154,21 @@ impl StoreStatement<'_> {
     pub(super) async fn read_all_in_index_order(self) -> Result<Vec<AnyRow>, StoreError> {
         match self {
             Self::Postgres { on: (database, Some(tenant)), query } => {
-                let rows = Box::pin(database.read_all_in_index_order(tenant, query)).await?;
-                Ok(rows.into_iter().map(AnyRow::Postgres).collect())
+                Ok(postgres_rows(Box::pin(database.read_all_in_index_order(tenant, query)).await?))
             }
             other => other.read_all().await,
         }
     }
 
-    /// Runs a statement that writes at most one row, commits, and returns that row.
+    /// Runs a text of several statements on SQLite, or of one on Postgres, in one transaction, commits, and returns the last row. A
+    /// statement on SQLite can refer to the success of the one before it by `changes()`.
     pub(super) async fn write_returning(self) -> Result<Option<AnyRow>, StoreError> {
         Ok(match self {
             Self::Postgres { on: (database, tenant), query } => {
                 Box::pin(database.write_returning(tenant, query)).await?.map(AnyRow::Postgres)
             }
-            Self::Sqlite { on, query, .. } => Box::pin(on.write_returning(query)).await?.map(AnyRow::Sqlite),
+            Self::Sqlite { on, query, .. } => Box::pin(on.write(query)).await?.pop().map(AnyRow::Sqlite),
         })
-    }
-
-    /// Runs a text of several statements on SQLite, or of one on Postgres, in one transaction, and returns the last row. A
-    /// statement on SQLite can refer to the success of the one before it by `changes()`.
-    pub(super) async fn write_together(self) -> Result<Option<AnyRow>, StoreError> {
-        match self {
-            Self::Sqlite { on, query, .. } => {
-                Ok(Box::pin(on.write_together(query)).await?.map(AnyRow::Sqlite))
-            }
-            postgres @ Self::Postgres { .. } => postgres.write_returning().await,
-        }
     }
 
     /// Runs a statement, commits, and returns the number of rows that it changed.
@@ -194,62 +182,146 @@ impl StoreStatement<'_> {
     }
 }
 
-/// A transaction of several statements, with the permit for its connection. Dropping it rolls it back.
+/// The database of a store.
+#[derive(Debug)]
+pub(super) enum Database {
+    Postgres(Postgres),
+    Sqlite(Box<Sqlite>),
+}
+
+/// The purpose of a transaction, which decides about its settings on Postgres.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Write,
+    /// Exchanges of several sessions: fails if a session is locked.
+    Batch,
+    /// One exchange, which waits for the lock of its session.
+    Exchange,
+    /// Reads one state of the database.
+    Snapshot,
+    /// Reads the search index.
+    Search,
+}
+
+impl Database {
+    /// Returns a statement on the rows of one tenant. The tenant is its first parameter.
+    pub(super) fn statement<'d>(&'d self, tenant: &'d TenantId, sql: impl Into<Sql>) -> StoreStatement<'d> {
+        self.new_statement(Some(tenant), sql.into()).bind(tenant.as_str())
+    }
+
+    /// Returns a statement on tables that are not bound to a tenant.
+    pub(super) fn global_statement(&self, sql: impl Into<Sql>) -> StoreStatement<'_> {
+        self.new_statement(None, sql.into())
+    }
+
+    fn new_statement<'d>(&'d self, tenant: Option<&'d TenantId>, sql: Sql) -> StoreStatement<'d> {
+        match self {
+            Self::Postgres(database) => {
+                Statement::Postgres { on: (database, tenant), query: sqlx::query(sql.postgres) }
+            }
+            Self::Sqlite(on) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: sqlite::now() },
+        }
+    }
+
+    /// Runs the future of a transaction, within the statement timeout on Postgres. A transaction that takes longer is rolled back.
+    pub(super) async fn within_limit<T>(
+        &self,
+        transaction: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        // The future is boxed because it is large.
+        let transaction = Box::pin(transaction);
+        match self {
+            Self::Postgres(database) => database.pool.within_statement_timeout(transaction).await,
+            Self::Sqlite(_) => transaction.await,
+        }
+    }
+
+    /// Begins a transaction of a tenant, or of none.
+    pub(super) async fn begin(
+        &self,
+        tenant: Option<&TenantId>,
+        purpose: Purpose,
+    ) -> Result<Transaction, StoreError> {
+        Ok(match self {
+            Self::Postgres(database) => {
+                let beginning = match purpose {
+                    Purpose::Write => Beginning::PLAIN,
+                    Purpose::Exchange => Beginning::EXCHANGE,
+                    Purpose::Batch => Beginning::BATCH,
+                    Purpose::Snapshot => Beginning::SNAPSHOT,
+                    Purpose::Search => Beginning::SEARCH,
+                };
+                Transaction::Postgres(Box::pin(database.begin(tenant, beginning)).await?)
+            }
+            Self::Sqlite(database) => {
+                let begun = match purpose {
+                    Purpose::Snapshot | Purpose::Search => Box::pin(database.begin_read()).await?,
+                    _ => Box::pin(database.begin_write()).await?,
+                };
+                Transaction::Sqlite(begun.0, sqlite::now(), begun.1)
+            }
+        })
+    }
+}
+
+/// A transaction of several statements, with the permit for its connection. Dropping it rolls it back, at the price of a connection on
+/// Postgres.
 pub(super) enum Transaction {
-    Postgres(sqlx::Transaction<'static, sqlx::Postgres>, Held),
+    Postgres(OpenTransaction),
     /// With the current time for all statements, as Postgres has it.
     Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>, OffsetDateTime, Held),
 }
 
 impl Transaction {
-    pub(super) fn statement(
-        &mut self,
-        sql: impl Into<Sql>,
-    ) -> Statement<'_, &mut PgConnection, &mut SqliteConnection> {
+    pub(super) fn statement(&mut self, sql: impl Into<Sql>) -> TransactionStatement<'_> {
         let sql = sql.into();
         match self {
-            Self::Postgres(on, _) => Statement::Postgres { on, query: sqlx::query(sql.postgres) },
+            Self::Postgres(transaction) => {
+                Statement::Postgres { on: transaction.connection(), query: sqlx::query(sql.postgres) }
+            }
             Self::Sqlite(on, now, _) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: *now },
         }
     }
 
-    /// Appends an exchange to a session that the transaction has created or locked.
-    pub(super) async fn append_exchange(
-        &mut self,
-        request: &AppendRequest,
-    ) -> Result<AppendOutcome, StoreError> {
-        match self {
-            Self::Postgres(on, _) => postgres::append_in_transaction(on, request).await,
-            Self::Sqlite(on, ..) => sqlite::append_in_transaction(on, request).await,
+    pub(super) fn is_sqlite(&self) -> bool {
+        matches!(self, Self::Sqlite(..))
+    }
+
+    /// Sets the tenant whose rows the following statements see on Postgres.
+    pub(super) async fn set_tenant(&mut self, tenant: &TenantId) -> Result<(), StoreError> {
+        const SET_TENANT: &str = "SELECT set_config('precis.tenant', $1, true)";
+        if !self.is_sqlite() {
+            self.statement(SET_TENANT).bind(tenant.as_str()).execute().await?;
         }
+        Ok(())
     }
 
     pub(super) async fn commit(self) -> Result<(), StoreError> {
         match self {
-            Self::Postgres(transaction, _held) => Ok(transaction.commit().await?),
+            Self::Postgres(transaction) => Ok(transaction.end("COMMIT").await?),
             Self::Sqlite(transaction, _, _held) => Ok(transaction.commit().await?),
+        }
+    }
+
+    pub(super) async fn rollback(self) -> Result<(), StoreError> {
+        match self {
+            Self::Postgres(transaction) => Ok(transaction.end("ROLLBACK").await?),
+            Self::Sqlite(transaction, _, _held) => Ok(transaction.rollback().await?),
         }
     }
 }
 
-impl Statement<'_, &mut PgConnection, &mut SqliteConnection> {
+impl TransactionStatement<'_> {
     /// Reads at most one row.
     pub(super) async fn read(self) -> Result<Option<AnyRow>, StoreError> {
-        Ok(match self {
-            Self::Postgres { on, query } => query.fetch_optional(on).await?.map(AnyRow::Postgres),
-            Self::Sqlite { on, query, .. } => query.fetch_optional(on).await?.map(AnyRow::Sqlite),
-        })
+        Ok(self.read_all().await?.into_iter().next())
     }
 
     /// Reads all rows.
     pub(super) async fn read_all(self) -> Result<Vec<AnyRow>, StoreError> {
         Ok(match self {
-            Self::Postgres { on, query } => {
-                query.fetch_all(on).await?.into_iter().map(AnyRow::Postgres).collect()
-            }
-            Self::Sqlite { on, query, .. } => {
-                query.fetch_all(on).await?.into_iter().map(AnyRow::Sqlite).collect()
-            }
+            Self::Postgres { on, query } => postgres_rows(query.fetch_all(on).await?),
+            Self::Sqlite { on, query, .. } => sqlite_rows(query.fetch_all(on).await?),
         })
     }
 

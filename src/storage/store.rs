@@ -1,64 +1,97 @@
-//! The store, with its methods for sessions and messages. Statements that are the same on both databases, or differ
-//! only in parts, stand next to their method; [`postgres`](super::postgres) and [`sqlite`] implement the
-//! methods whose statements differ. The conformance suite tests every method on both databases.
+//! The store, with its methods for sessions. The conformance suite tests every method on both databases.
 //!
-//! A method is one intention and one transaction, except that [`Store::revisions`], [`Store::consolidation_records`] and the
-//! methods of the search index may run several statements, which are transactions of their own, as do imports and erasures on
-//! SQLite. Absence is `Ok(None)`. Times come from the clock of the store (the database server's, if there is one), so the clocks
-//! of replicas need not agree.
+//! A method is one intention and one transaction, except that [`Store::revisions`], [`Store::consolidation_records`] and
+//! [`Store::reindex`] may run several statements, which are transactions of their own, as do imports and erasures on SQLite. Absence
+//! is `Ok(None)`. Times come from the clock of the store (the database server's, if there is one), so the clocks of replicas need
+//! not agree.
 
-use super::heads::HeadRequest;
-use super::index_hints::ExchangeTerms;
+use super::append::{self, Appends, ExchangeTerms};
+use super::heads::{self, HeadBatcher};
 use super::postgres::Postgres;
 use super::rows::{self, session_columns};
-use super::sqlite::{self, Sqlite};
-use super::statement::{AnyRow, DbRow as _, Sql, Statement, StoreStatement};
+use super::search_index::index_messages;
+use super::search_terms::Replaces;
+use super::sqlite::Sqlite;
+use super::statement::{AnyRow, Database, DbRow as _, Purpose, Sql, Statement, StoreStatement, Transaction};
 use super::values::{DbTime, to_i64, user_from_column};
-use super::{ConnectionCounts, DatabaseFacts, SMALL_TAIL_BYTES, SchemaVersions, StoreError, migrations};
+use super::{ConnectionCounts, DatabaseFacts, StoreError, StoreOptions, migrations};
 use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message_metadata::MessageMetadata;
+use crate::domain::search::analyzer::Analyzer;
 use crate::domain::session::{ConsolidationState, Session};
 use futures_util::FutureExt as _;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// The database behind the service.
 #[derive(Debug)]
-pub enum Store {
-    Postgres(Postgres),
-    Sqlite(Box<Sqlite>),
+pub struct Store {
+    pub(super) database: Arc<Database>,
+    appends: Appends,
+    heads: HeadBatcher,
+    /// The analyzer of the search index; `None` if search is disabled.
+    pub(super) analyzer: RwLock<Option<Analyzer>>,
+    /// Messages may have left the search index of SQLite since its last merge.
+    pub(super) has_erased_terms: AtomicBool,
 }
 
 impl Store {
+    /// Connects to a database: see [`super::connect`].
+    pub(super) async fn connect(url: &str, options: &StoreOptions) -> Result<Self, StoreError> {
+        let database = Arc::new(match url.split_once(':') {
+            Some(("postgres" | "postgresql", _)) => Database::Postgres(Postgres::connect(url, options)?),
+            Some(("sqlite", _)) => Database::Sqlite(Box::new(Sqlite::connect(url, options).await?)),
+            _ => return Err(StoreError::Url("must begin with postgres:, postgresql: or sqlite:".to_owned())),
+        });
+        Ok(Self {
+            appends: Appends::new(&database),
+            heads: heads::batcher(&database),
+            database,
+            analyzer: RwLock::new(options.search),
+            has_erased_terms: AtomicBool::new(true),
+        })
+    }
+
     /// Returns a statement on the rows of one tenant. The tenant is its first parameter.
     pub(super) fn statement<'d>(&'d self, tenant: &'d TenantId, sql: impl Into<Sql>) -> StoreStatement<'d> {
-        self.new_statement(Some(tenant), sql.into()).bind(tenant.as_str())
+        self.database.statement(tenant, sql)
     }
 
     /// Returns a statement on tables that are not bound to a tenant.
     pub(super) fn global_statement(&self, sql: impl Into<Sql>) -> StoreStatement<'_> {
-        self.new_statement(None, sql.into())
+        self.database.global_statement(sql)
     }
 
-    fn new_statement<'d>(&'d self, tenant: Option<&'d TenantId>, sql: Sql) -> StoreStatement<'d> {
-        match self {
-            Self::Postgres(database) => {
-                Statement::Postgres { on: (database, tenant), query: sqlx::query(sql.postgres) }
-            }
-            Self::Sqlite(on) => Statement::Sqlite { on, query: sqlx::query(sql.sqlite), now: sqlite::now() },
+    /// Begins a transaction that writes.
+    pub(super) async fn begin(&self, tenant: &TenantId) -> Result<Transaction, StoreError> {
+        self.database.begin(Some(tenant), Purpose::Write).await
+    }
+
+    pub(super) async fn within_limit<T>(
+        &self,
+        transaction: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        self.database.within_limit(transaction).await
+    }
+
+    /// Returns SQLite, if that is the database.
+    pub(super) fn sqlite(&self) -> Option<&Sqlite> {
+        match &*self.database {
+            Database::Sqlite(database) => Some(database),
+            Database::Postgres(_) => None,
         }
     }
 }
 
-/// Calls the method of the database, for methods whose statements differ. The futures are boxed because they are large.
+/// Calls the method of the database. The futures are boxed because they are large.
 macro_rules! dispatch {
     ($self:ident, $method:ident($($argument:ident),*)) => {
-        match $self {
-            Self::Postgres(database) => Box::pin(database.$method($($argument),*)).await,
-            Self::Sqlite(database) => Box::pin(database.$method($($argument),*)).await,
+        match &*$self.database {
+            Database::Postgres(database) => Box::pin(database.$method($($argument),*)).await,
+            Database::Sqlite(database) => Box::pin(database.$method($($argument),*)).await,
         }
     };
 }
@@ -140,18 +173,16 @@ pub(super) fn micros(duration: Duration) -> i64 {
 }
 
 impl Store {
-    /// Applies all pending migrations. Leaves the schema of a newer release as it is if this release works with it, and returns an
-    /// error otherwise.
-    pub async fn migrate(&self) -> Result<SchemaVersions, StoreError> {
-        match self {
-            Self::Postgres(database) => Box::pin(database.migrate(migrations::postgres())).await,
-            Self::Sqlite(database) => Box::pin(database.migrate(migrations::sqlite())).await,
+    /// Applies all pending migrations, and returns the last one. Returns an error if the schema is that of a newer release.
+    pub async fn migrate(&self) -> Result<i64, StoreError> {
+        match &*self.database {
+            Database::Postgres(database) => Box::pin(database.migrate(migrations::postgres())).await,
+            Database::Sqlite(database) => Box::pin(database.migrate(migrations::sqlite())).await,
         }
     }
 
-    /// Returns an error if the database is unavailable, or if its schema is neither the one of this release nor one of a newer
-    /// release that works with this one.
-    pub async fn check_ready(&self) -> Result<SchemaVersions, StoreError> {
+    /// Returns an error if the database is unavailable, or if its schema is not the one of this release.
+    pub async fn check_ready(&self) -> Result<(), StoreError> {
         dispatch!(self, check_ready())
     }
 
@@ -163,9 +194,9 @@ impl Store {
     /// Returns the number of connections. On SQLite, one of them writes.
     #[must_use]
     pub fn connection_counts(&self) -> ConnectionCounts {
-        match self {
-            Self::Postgres(store) => ConnectionCounts::of(&store.pool),
-            Self::Sqlite(store) => store.connection_counts(),
+        match &*self.database {
+            Database::Postgres(database) => ConnectionCounts::of(&database.pool),
+            Database::Sqlite(database) => database.connection_counts(),
         }
     }
 
@@ -181,37 +212,18 @@ impl Store {
     /// Exchanges that are stored at the same time share a transaction. The exchange is stored even if the caller stops
     /// waiting.
     pub async fn append_exchange(&self, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
-        let bytes = request.exchange.messages.iter().map(|(message, _)| message.json().len()).sum();
-        self.record_statement(bytes);
-        match self {
-            Self::Postgres(database) => {
-                let request = database.hints.analyzed(request).await;
-                if database.locked.contain(&request) {
-                    return database.appends.run_alone(request).await;
-                }
-                database.appends.append(request).await
-            }
-            Self::Sqlite(database) => {
-                let request = database.hints.analyzed(request).await;
-                let (tenant, session) = (&request.tenant, &request.session);
-                match database.appends.append(request.clone()).await {
-                    // The process that imported the session has died.
-                    Err(StoreError::SessionImporting)
-                        if self.remove_stale_import(tenant, session).boxed().await? =>
-                    {
-                        database.appends.append(request).await
-                    }
-                    outcome => outcome,
-                }
+        /// Other requests can erase the session again and again.
+        const MAX_ATTEMPTS: usize = 100;
+        let request = append::analyzed(self.analyzer(), request).await;
+        for _ in 1..MAX_ATTEMPTS {
+            match self.appends.append(request.clone()).await {
+                // The process that imported the session has died, or the session is being erased.
+                Err(StoreError::SessionImporting)
+                    if self.remove_stale_import(&request.tenant, &request.session).boxed().await? => {}
+                outcome => return outcome,
             }
         }
-    }
-
-    /// Records the size of a statement or its rows.
-    pub(super) fn record_statement(&self, bytes: usize) {
-        if let (true, Self::Postgres(database)) = (bytes >= SMALL_TAIL_BYTES, self) {
-            database.pool.record_large_statement();
-        }
+        self.appends.append(request).await
     }
 
     /// Returns the exchange that was appended with an idempotency key, and the fingerprint of its request.
@@ -239,160 +251,6 @@ impl Store {
             };
             Ok((exchange, row.field("fingerprint")?))
         })
-    }
-
-    /// Returns a page of the history, or `None` if the session does not exist.
-    pub async fn messages(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        query: MessageQuery,
-    ) -> Result<Option<MessagePage>, StoreError> {
-        /// The first row, with `seq` 0, exists if the session exists: it distinguishes an empty page from a missing
-        /// session. Messages beyond the size of the page have no text, and the database does not read it: `octet_length`
-        /// needs only the length that is stored with a text.
-        macro_rules! select_messages {
-            ($page:expr) => {
-                concat!(
-                    "SELECT CAST(0 AS bigint) AS seq, CAST(NULL AS timestamptz) AS created_at,
-                        CAST(NULL AS text) AS redaction, CAST(NULL AS text) AS message
-                    FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
-                    UNION ALL SELECT * FROM (",
-                    $page,
-                    ") AS page"
-                )
-            };
-        }
-        macro_rules! page_on_postgres {
-            ($order:literal) => {
-                concat!(
-                    "SELECT seq, created_at, redaction, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
-                        SELECT seq, created_at, redaction, message,
-                            sum(octet_length(message)) OVER (ORDER BY ",
-                    $order,
-                    ") - octet_length(message)
-                                AS bytes_before
-                        FROM (
-                            SELECT seq, created_at, redaction, message FROM messages
-                            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
-                            ORDER BY ",
-                    $order,
-                    " LIMIT $5
-                        ) AS numbered
-                    ) AS sized ORDER BY ",
-                    $order
-                )
-            };
-        }
-        /// Adds the sizes up without the texts, which SQLite would copy.
-        macro_rules! page_on_sqlite {
-            ($order:literal) => {
-                concat!(
-                    "SELECT m.seq, m.created_at, m.redaction,
-                        CASE WHEN bytes_before < $6 THEN m.message END AS message
-                    FROM (
-                        SELECT seq, sum(bytes) OVER (ORDER BY ", $order, ") - bytes AS bytes_before FROM (
-                            SELECT seq, octet_length(message) AS bytes FROM messages
-                            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
-                            ORDER BY ", $order, " LIMIT $5
-                        )
-                    ) AS sized
-                        CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = $2 AND m.seq = sized.seq"
-                )
-            };
-        }
-        const SELECT_MESSAGES: Sql = Sql {
-            postgres: select_messages!(page_on_postgres!("seq")),
-            sqlite: select_messages!(page_on_sqlite!("seq")),
-        };
-        const SELECT_MESSAGES_DESCENDING: Sql = Sql {
-            postgres: select_messages!(page_on_postgres!("seq DESC")),
-            sqlite: select_messages!(page_on_sqlite!("seq DESC")),
-        };
-        let sql = if query.descending { SELECT_MESSAGES_DESCENDING } else { SELECT_MESSAGES };
-        let statement = self
-            .statement(tenant, sql)
-            .bind(session.as_str())
-            .bind(query.after_seq)
-            .bind(query.before_seq)
-            // One more message shows if there is another page.
-            .bind(query.limit.saturating_add(1))
-            .bind(query.max_bytes);
-        let rows = statement.read_all().await?;
-        let (mut messages, mut session_exists, mut has_more) = (Vec::with_capacity(rows.len()), false, false);
-        for row in rows {
-            if row.field::<i64>("seq")? == 0 {
-                session_exists = true;
-            } else if row.field::<Option<&str>>("message")?.is_some() {
-                messages.push(rows::stored_message(&row)?);
-            } else {
-                has_more = true;
-            }
-        }
-        self.record_statement(messages.iter().map(|message| message.json.len()).sum());
-        messages.sort_unstable_by_key(|message| if query.descending { -message.seq } else { message.seq });
-        let limit = usize::try_from(query.limit).unwrap_or(usize::MAX);
-        has_more |= messages.len() > limit;
-        messages.truncate(limit);
-        Ok(session_exists.then_some(MessagePage { messages, has_more }))
-    }
-
-    /// Returns the metadata of at most `limit` messages after `after_seq`, in order.
-    pub async fn message_metadata(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        after_seq: i64,
-        limit: i64,
-    ) -> Result<Vec<MessageMetadata>, StoreError> {
-        const SELECT_MESSAGE_METADATA: &str = "\
-            SELECT role, tool_call_ids, tool_result_of, tokens AS message_tokens, redaction IS NOT NULL AS is_redacted
-            FROM messages
-            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 ORDER BY seq LIMIT $4";
-        let statement = self.statement(tenant, SELECT_MESSAGE_METADATA);
-        let statement = statement.bind(session.as_str()).bind(after_seq).bind(limit);
-        statement.read_all().await?.iter().map(rows::message_metadata).collect()
-    }
-
-    /// Returns a range of the history, oldest first. The result is empty if the range or the session is.
-    pub async fn message_range(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-        range: MessageRange,
-    ) -> Result<Vec<StoredMessage>, StoreError> {
-        /// Sums the sizes first, so that no text is read in vain. There is a single upper bound of `seq`: with two of
-        /// them, the database uses the wrong one for the index and reads the rest of the history. It is a scalar subquery
-        /// because row-level security keeps Postgres from using `coalesce` for the index.
-        macro_rules! select_message_range {
-            ($least:literal) => {
-                concat!(
-                    "SELECT seq, created_at, redaction, message FROM messages
-                    WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= (SELECT ",
-                    $least,
-                    "($4, coalesce((
-                        SELECT max(seq) FROM (
-                            SELECT seq, sum(bytes) OVER (ORDER BY seq) AS bytes FROM (
-                                SELECT seq, octet_length(message) AS bytes FROM messages
-                                WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4
-                                ORDER BY seq LIMIT $5
-                            ) AS sizes
-                        ) AS sums WHERE bytes <= $6
-                    ), $3 + 1)))
-                    ORDER BY seq"
-                )
-            };
-        }
-        const SELECT_MESSAGE_RANGE: Sql =
-            Sql { postgres: select_message_range!("least"), sqlite: select_message_range!("min") };
-        let statement = self
-            .statement(tenant, SELECT_MESSAGE_RANGE)
-            .bind(session.as_str())
-            .bind(range.after_seq)
-            .bind(range.last_seq)
-            .bind(range.limit)
-            .bind(range.max_bytes);
-        statement.read_all().await?.iter().map(rows::stored_message).collect()
     }
 
     /// Returns the state of a session, or `None` before its first exchange.
@@ -434,16 +292,16 @@ impl Store {
         session: &SessionId,
         user: &UserId,
     ) -> Result<UserId, StoreError> {
-        match self.bind(tenant, session, user).await {
+        match self.within_limit(self.bind(tenant, session, user)).await {
             // The process that imported the session has died.
             Err(StoreError::SessionImporting) if self.remove_stale_import(tenant, session).await? => {
-                self.bind(tenant, session, user).await
+                self.within_limit(self.bind(tenant, session, user)).await
             }
             owner => owner,
         }
     }
 
-    /// Does the same, except for a session whose import was interrupted.
+    /// Binds a session, unless its import was interrupted.
     pub(super) async fn bind(
         &self,
         tenant: &TenantId,
@@ -457,10 +315,9 @@ impl Store {
                     "INSERT INTO sessions AS s (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at,
                         updated_at, activity_hour", $columns, ")
                     VALUES ($1, $2, $3, '{}', 0, 0, ", $now, ", ", $now, ", ", $hour, $value, ")
-                    ON CONFLICT (tenant_id, session_id) DO UPDATE SET
-                        user_id = CASE WHEN s.user_id = '' THEN excluded.user_id ELSE s.user_id END,
-                        incarnation = CASE WHEN s.user_id = '' THEN ", $random, " ELSE s.incarnation END
-                    RETURNING user_id"
+                    ON CONFLICT (tenant_id, session_id) DO UPDATE SET user_id = excluded.user_id, incarnation = ", $random,
+                    " WHERE s.user_id = ''
+                    RETURNING last_seq"
                 )
             };
         }
@@ -480,10 +337,21 @@ impl Store {
                 "randomblob(16)"
             ),
         };
-        let statement = self.statement(tenant, BIND_SESSION).bind(session.as_str()).bind(user.as_str());
-        let row = statement.bind_now().write_returning().await?.ok_or(sqlx::Error::RowNotFound)?;
-        self.note_unindexed(tenant);
-        Ok(user_from_column(row.field("user_id")?)?.unwrap_or_else(|| user.clone()))
+        let mut transaction = self.begin(tenant).await?;
+        let statement = transaction.statement(BIND_SESSION).bind(tenant.as_str()).bind(session.as_str());
+        let Some(row) = statement.bind(user.as_str()).bind_now().read().await? else {
+            transaction.rollback().await?;
+            return Ok(self.session_owner(tenant, session).await?.user.unwrap_or_else(|| user.clone()));
+        };
+        // The messages are found by the user from now on.
+        let last_seq: i64 = row.field("last_seq")?;
+        if let Some(analyzer) = self.analyzer().filter(|_| last_seq > 0) {
+            let owner = (session, Some(user));
+            index_messages(&mut transaction, analyzer, tenant, owner, 1..=last_seq, Replaces::Existing)
+                .await?;
+        }
+        transaction.commit().await?;
+        Ok(user.clone())
     }
 
     /// Returns at most `limit` sessions that match the filter, most recent activity first; fewer if their texts exceed
@@ -572,32 +440,14 @@ impl Store {
         decode(statement.write_returning().await?, rows::session)
     }
 
-    /// Returns the state of a session that decides whether a copy of its context is current, or `None` if the session does
+    /// Returns the state of a session that decides if a copy of its context is current, or `None` if the session does
     /// not exist. Sessions that are read at the same time share a statement.
     pub async fn session_head(
         &self,
         tenant: &TenantId,
         session: &SessionId,
     ) -> Result<Option<SessionHead>, StoreError> {
-        self.read_head(HeadRequest { tenant: tenant.clone(), session: session.clone(), is_recent: false })
-            .await
-    }
-
-    /// Does the same for a session that was used recently, and whose texts are small: SQLite then needs no other thread.
-    pub async fn recent_session_head(
-        &self,
-        tenant: &TenantId,
-        session: &SessionId,
-    ) -> Result<Option<SessionHead>, StoreError> {
-        self.read_head(HeadRequest { tenant: tenant.clone(), session: session.clone(), is_recent: true })
-            .await
-    }
-
-    async fn read_head(&self, request: HeadRequest) -> Result<Option<SessionHead>, StoreError> {
-        match self {
-            Self::Postgres(database) => database.heads.run(request).await,
-            Self::Sqlite(database) => database.heads.run(request).await,
-        }
+        self.heads.run((tenant.clone(), session.clone())).await
     }
 }
 
@@ -613,7 +463,7 @@ pub struct AppendRequest {
     pub expected_incarnation: Option<Uuid>,
     /// The user of the session if it has none and the exchange names none.
     pub default_user: Option<UserId>,
-    /// The store sets it if the messages are indexed in the same transaction.
+    /// The store sets it if search is enabled.
     pub terms: Option<ExchangeTerms>,
 }
 

@@ -30,13 +30,6 @@ impl DbTime {
     }
 }
 
-impl rusqlite::types::FromSql for DbTime {
-    fn column_result(value: rusqlite::types::ValueRef<'_>) -> rusqlite::types::FromSqlResult<Self> {
-        let micros = i64::column_result(value)?;
-        Self::from_micros(micros).map_err(|error| rusqlite::types::FromSqlError::Other(Box::new(error)))
-    }
-}
-
 impl Type<sqlx::Postgres> for DbTime {
     fn type_info() -> PgTypeInfo {
         <OffsetDateTime as Type<sqlx::Postgres>>::type_info()

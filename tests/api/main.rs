@@ -43,6 +43,7 @@ mod support {
     pub(crate) mod app;
     pub(crate) mod backend;
     pub(crate) mod client;
+    pub(crate) mod factor;
     pub(crate) mod keys;
     pub(crate) mod lists;
     #[expect(dead_code, reason = "other tests use the rest of it")]

@@ -82,21 +82,6 @@ impl Conversation {
         self.record(&exchange(texts)).await
     }
 
-    /// Indexes the pending messages of the session.
-    pub(crate) async fn index_session(&self) {
-        self.store.index_session(&self.tenant, &self.session).await.unwrap();
-    }
-
-    /// Indexes all missing messages. Returns their number.
-    pub(crate) async fn index_all(&self) -> usize {
-        self.store.index_state().await.unwrap();
-        let mut indexed = 0;
-        while let Some(batch) = self.store.index_batch().await.unwrap() {
-            indexed += batch.messages;
-        }
-        indexed
-    }
-
     pub(crate) async fn find(&self) -> Option<Session> {
         self.store.session(&self.tenant, &self.session).await.unwrap()
     }

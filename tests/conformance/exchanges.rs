@@ -1,6 +1,7 @@
 //! Appending exchanges: `seq`, tokens, times and atomicity. Idempotency keys are tested in `idempotency`.
 
-use crate::conversation::{Conversation, exchange, key, recorded, user_id};
+use crate::conversation::{Conversation, exchange, exchange_of, key, recorded, user_id};
+use crate::search::{probe, seqs};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use futures_util::future::join_all;
@@ -8,6 +9,7 @@ use precis::capacity::{self, Capacity, CapacityLimits, ClientId, Kind, Work};
 use precis::domain::exchange::Exchange;
 use precis::domain::message::Message;
 use precis::domain::tail::TailLimit;
+use precis::storage::search::SearchFilter;
 use precis::storage::{AppendOutcome, AppendRequest, StoreError};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -470,6 +472,77 @@ async fn one_of_the_exchanges_that_expect_the_same_message_is_stored(backend: Ba
         let expected = if plain { vec![last_seq + 1] } else { vec![last_seq + 1, last_seq + 3] };
         assert_eq!(firsts, expected, "{outcomes:?}");
         assert_eq!(replicas[0].state().await.last_seq, firsts.len() as i64 * 2 + last_seq);
+    }
+}
+
+/// Exchanges that arrive while another transaction blocks the store share the next ones.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exchanges_of_a_batch_are_decided_in_the_order_of_their_arrival(backend: Backend) {
+    let demo = Conversation::on(&backend).await;
+    let acme = demo.tenant("acme");
+    let plain = || exchange(&["a", "b"]);
+    let of = |user: &str| exchange_of(user, &["a", "b"]);
+    let expecting = |last_seq| Exchange { expected_last_seq: Some(last_seq), ..plain() };
+    let (named, other) = (key("k", &plain()), key("k", &exchange(&["other"])));
+    // The session and the exchange, its key, and the messages that it gets, or `None` if it is rejected.
+    let appends = [
+        (demo.session("keys"), plain(), Some(&named), Some((1, false))),
+        (demo.session("keys"), plain(), Some(&named), Some((1, true))),
+        (demo.session("keys"), exchange(&["other"]), Some(&other), None),
+        (acme.session("keys"), plain(), Some(&named), Some((1, false))),
+        (demo.session("other"), plain(), Some(&named), Some((1, false))),
+        (demo.session("users"), plain(), None, Some((1, false))),
+        (demo.session("users"), of("ada"), None, Some((3, false))),
+        (demo.session("users"), of("bob"), None, None),
+        (acme.session("users"), of("bob"), None, Some((1, false))),
+        (demo.session("users"), of("ada"), None, Some((5, false))),
+        (demo.session("expecting"), expecting(2), None, None),
+        (demo.session("expecting"), expecting(0), None, Some((1, false))),
+        (demo.session("expecting"), expecting(0), None, None),
+        (demo.session("expecting"), expecting(2), None, Some((3, false))),
+        (acme.session("expecting"), expecting(2), None, None),
+    ];
+    for round in 0..4 {
+        let tenant = |conversation: &Conversation| {
+            conversation.tenant(&format!("{}{round}", conversation.tenant.as_str()))
+        };
+        // The first exchange begins a batch of its own, and the others follow together.
+        let first = tenant(&demo).session("first");
+        let first = async move { first.say(&["first"]).await };
+        let others = appends.iter().map(|(session, exchange, key, _)| {
+            let session = tenant(session);
+            async move { session.append(exchange, *key).await }
+        });
+        let (_, outcomes) = tokio::join!(first, join_all(others));
+        for ((session, _, _, expected), outcome) in appends.iter().zip(&outcomes) {
+            let stored = match outcome {
+                AppendOutcome::Appended(stored) => Some((stored.first_seq, stored.replayed)),
+                AppendOutcome::KeyReused
+                | AppendOutcome::UserMismatch
+                | AppendOutcome::LastSeqMismatch { .. } => None,
+            };
+            assert_eq!(stored, *expected, "{}: {outcomes:?}", session.session);
+        }
+        assert_eq!(outcomes[2], AppendOutcome::KeyReused);
+        assert_eq!(outcomes[7], AppendOutcome::UserMismatch);
+        assert_eq!(outcomes[12], AppendOutcome::LastSeqMismatch { last_seq: 2 });
+        for (session, user, last_seq) in
+            [("keys", None, 2), ("users", Some(user_id("ada")), 6), ("expecting", None, 4)]
+        {
+            let session = tenant(&demo.session(session));
+            let (state, history) = (session.state().await, session.history().await);
+            assert_eq!((state.user_id, state.last_seq, history.len() as i64), (user, last_seq, last_seq));
+            assert_eq!(
+                state.stored_bytes,
+                history.iter().map(|stored| stored.json.len() as i64).sum::<i64>()
+            );
+        }
+        let of_ada = SearchFilter { user: Some(user_id("ada")), ..SearchFilter::default() };
+        let found = tenant(&demo).lookup(&of_ada, &probe(&[&["b"]])).await;
+        assert_eq!(seqs(&found), [6, 4, 2], "messages from before the session had its user are found, too");
+        assert_eq!(tenant(&acme).indexed().await.len(), 4);
     }
 }
 

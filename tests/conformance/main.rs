@@ -39,6 +39,7 @@ mod usage;
 #[path = "../support"]
 mod support {
     pub(crate) mod backend;
+    pub(crate) mod factor;
     pub(crate) mod postgres;
     pub(crate) mod store_calls;
 }

@@ -52,7 +52,7 @@ async fn message_metadata_matches_the_messages(backend: Backend) {
     let (small, large) = both_reads(&demo).await;
     assert_eq!(small.tail.metadata(), expected);
     assert!(
-        small.tail.messages(0).map(|message| message.json()).eq(stored.iter().map(|(text, _)| text.json()))
+        small.tail.messages(0).map(|message| message.json).eq(stored.iter().map(|(text, _)| text.json()))
     );
     assert_eq!((small.tail, small.session), (large.tail, large.session));
     demo.store.redact_message(&demo.tenant, &demo.session, 2, None).await.unwrap();

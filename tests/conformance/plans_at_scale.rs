@@ -7,18 +7,12 @@ use crate::postgres_plans::{DIALECT, connect_once};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use crate::support::store_calls::{self, CALLS, Filled};
-use precis::domain::id::SessionId;
-use precis::domain::message::Role;
-use precis::domain::search::MessageRef;
-use precis::domain::search::index_terms;
-use precis::domain::search::segment::{Page, SegmentBuilder};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use time::OffsetDateTime;
 
 const MESSAGES: f64 = 1e8;
 /// N of the data of the calls: one session has 921,600 messages, and there are 102,400 sessions with one message.
@@ -49,13 +43,24 @@ const BULK: &str = "\
 /// The planner's estimate of the number of distinct values would be that of the sample.
 const PREPARE: &str = "\
     ALTER TABLE messages ALTER session_id SET (n_distinct = -0.05);
-    ALTER TABLE search_pages ALTER segment_id SET (n_distinct = -0.002)";
+    ALTER TABLE search_terms ALTER session_id SET (n_distinct = -0.05)";
 
-/// A segment of the bulk sessions has as many messages as merged segments have.
-const SEGMENT_MESSAGES: u32 = 65_536;
-/// Number of different words in the messages of a tenant. Words with small numbers are frequent.
-const WORDS: f64 = 50_000.0;
-const WORDS_PER_MESSAGE: usize = 8;
+/// Adds the messages of the bulk sessions to the index, the oldest ones first, each with eight of 50,000 words. Words with small numbers
+/// are frequent. The terms of filters are as those of the service.
+const INDEX: &str = "\
+    INSERT INTO search_terms (tenant_id, session_id, seq, micros, terms)
+    SELECT tenant_id, session_id, seq, floor(extract(epoch FROM m.created_at) * 1000000),
+        array_to_tsvector(ARRAY[':r' || role, pg_temp.term('t', tenant_id), pg_temp.term('u', tenant_id || E'\\n' || user_id),
+            pg_temp.term('s', tenant_id || E'\\n' || session_id)]
+            || ARRAY(SELECT 'w' || floor(50000 * random() ^ 3) FROM generate_series(1, 8) WHERE seq > 0))
+    FROM messages AS m JOIN sessions USING (tenant_id, session_id) WHERE session_id LIKE 'bulk%'
+    ORDER BY m.created_at, session_id, seq";
+
+/// The term of an id in the index.
+const TERM: &str = "\
+    CREATE FUNCTION pg_temp.term(kind text, id text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+        SELECT ':' || kind || left(encode(sha256(convert_to(id, 'UTF8')), 'hex'), 16)
+    $$";
 
 /// Extends the files of a relation to a number of blocks. A file has at most 131,072 blocks, and only the last one fewer.
 const EXTEND: &str = "\
@@ -175,7 +180,8 @@ async fn print_plans() {
     for statement in BULK.replace("SESSIONS", &SESSIONS.to_string()).split(';') {
         sql.run(statement).await;
     }
-    fill_index(&mut sql).await;
+    sql.run(TERM).await;
+    sql.run(INDEX).await;
     sql.run(&store_calls::fill(DIALECT, SIZE)).await;
     sql.run("VACUUM (FREEZE, ANALYZE)").await;
     let messages = sql.number("SELECT count(*) FROM messages").await;
@@ -190,62 +196,6 @@ async fn print_plans() {
     sql.run(&SCALE.replace("FACTOR", &factor.to_string())).await;
     println!("\n{MESSAGES} messages, simulated");
     print_table(&backend, &mut sql, &notices).await;
-}
-
-/// Adds the messages of the bulk sessions to the index, the oldest ones first.
-async fn fill_index(sql: &mut Sql) {
-    let now = OffsetDateTime::now_utc().unix_timestamp() * 1_000_000;
-    let (day, year) = (86_400_000_000, 365 * 86_400_000_000);
-    let mut random = 7_u64;
-    let mut builders: BTreeMap<String, SegmentBuilder> = BTreeMap::new();
-    for number in (1..=SESSIONS).rev() {
-        let tenant = if number % 5 == 0 { format!("b{}", number % 1000) } else { "default".to_owned() };
-        let session = SessionId::new(format!("bulk{number}")).unwrap();
-        let of_session = [
-            index_terms::session_term(&session),
-            index_terms::user_term(&format!("user{}", number % (SESSIONS / 5))),
-            index_terms::hour_term(now - day - number * (year / SESSIONS)),
-        ];
-        let builder = builders.entry(tenant.clone()).or_default();
-        for seq in 1..=20 {
-            let role = if seq % 2 == 1 { Role::User } else { Role::Assistant };
-            let mut terms = BTreeSet::from([index_terms::role_term(role)]);
-            for _ in 0..WORDS_PER_MESSAGE {
-                random =
-                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let share = f64::from(u32::try_from(random >> 32).unwrap()) / f64::from(u32::MAX);
-                terms.insert(format!("w{:.0}", (WORDS * share.powi(3)).floor()));
-            }
-            let message = MessageRef { session: session.clone(), seq };
-            builder.add(message, terms.iter().chain(&of_session).map(String::as_bytes));
-        }
-        if builder.len() >= SEGMENT_MESSAGES {
-            insert_segment(sql, &tenant, std::mem::take(builder)).await;
-        }
-    }
-    for (tenant, builder) in builders {
-        insert_segment(sql, &tenant, builder).await;
-    }
-}
-
-/// Inserts a segment, if it has messages.
-async fn insert_segment(sql: &mut Sql, tenant: &str, builder: SegmentBuilder) {
-    if builder.is_empty() {
-        return;
-    }
-    let messages = builder.len();
-    let page = |page: Page| {
-        format!("('\\x{}'::bytea, '\\x{}'::bytea)", hex::encode(page.first_key), hex::encode(page.bytes))
-    };
-    let pages: Vec<String> = builder.finish().into_iter().map(page).collect();
-    sql.run(&format!(
-        "INSERT INTO search_segments (tenant_id, position, analyzer, messages, bytes)
-        VALUES ('{tenant}', 1, 'english-2', {messages}, 0);
-        INSERT INTO search_pages (tenant_id, segment_id, first_key, page)
-        SELECT '{tenant}', (SELECT max(id) FROM search_segments), p.first_key, p.page FROM (VALUES {}) AS p (first_key, page)",
-        pages.join(", ")
-    ))
-    .await;
 }
 
 /// Prints a line for each call. A second line follows if the seventh execution has another plan than the first: Postgres may use

@@ -9,6 +9,7 @@ use crate::support::backend::Backend;
 use precis::domain::exchange::Exchange;
 use precis::domain::redaction::Redaction;
 use precis::domain::revision::{MetaConsolidation, ModelUsage, Provenance, Revision, RevisionKind};
+use precis::domain::search::analyzer::Analyzer;
 use precis::domain::session::ConsolidationState;
 use precis::storage::{
     AppendOutcome, ForkOutcome, NewRevision, RedactionOutcome, RewindOutcome, StoredMessage,
@@ -146,18 +147,10 @@ async fn redacted_message_leaves_no_trace_in_tables_and_files(backend: Backend) 
         }
         demo.say(&[&long[..turn * 30 + 5], KEPT]).await;
     }
-    // Some copies are indexed, others are pending, and others are never indexed.
+    // Forks are indexed, and branches are not.
     let copy = demo.forked("b", 60).await;
-    demo.index_all().await;
-    let in_index = async |sql: &mut Sql, table: &str| {
-        marked_rows(sql, MARKER).await.iter().any(|row| row.starts_with(table))
-    };
-    assert!(in_index(&mut sql, "search_recent").await);
-    // Writes the remaining messages of the index to a segment.
     demo.rewound_to("c", 60).await;
-    assert!(in_index(&mut sql, "search_pages").await);
     copy.forked("d", 50).await;
-    sql.delay_indexing("session_id = 'b'").await;
     assert!(marked_rows(&mut sql, MARKER).await.len() > 10);
     assert!(matches!(backend, Backend::Postgres(_)) || !files(&backend, MARKER).is_empty());
     let fingerprint = hex::encode(marked_exchange().fingerprint());
@@ -165,11 +158,10 @@ async fn redacted_message_leaves_no_trace_in_tables_and_files(backend: Backend) 
 
     assert_eq!(demo.redacted(seq).await, ["b", "c", "d", "demo"]);
     demo.store.remove_redacted_traces().await;
+    demo.store.merge_index().await.unwrap();
     assert_eq!(marked_rows(&mut sql, MARKER).await, [""; 0]);
     assert_eq!(files(&backend, MARKER), [""; 0]);
     assert!(!sql.rows().await.iter().any(|row| row.text().to_lowercase().contains(&fingerprint)));
-    demo.index_all().await;
-    assert_eq!(marked_rows(&mut sql, MARKER).await, [""; 0]);
     let is_copy = |session: &str| ["b", "c", "d", "demo"].contains(&session);
     let mut indexed = demo.indexed().await;
     assert!(indexed.iter().any(|found| found.seq == seq - 1 && is_copy(found.session.as_str())));
@@ -360,23 +352,19 @@ async fn repeated_exchange_is_not_stored_again(backend: Backend) {
     assert_eq!(demo.state().await.last_seq, 7);
 }
 
-/// A worker that is indexing the messages may have read them before.
+/// A rebuild of the index may have read the message before.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn message_that_is_being_indexed_is_not_added_to_the_index(backend: Backend) {
     let demo = Conversation::on(&backend).await;
-    let mut sql = Sql::on(&backend).await;
     for turn in 0..20 {
         let session = demo.session(&format!("s{turn}"));
         session.record(&marked_exchange()).await;
-        sql.delay_indexing("1 = 1").await;
         let other = demo.clone();
-        let indexing = tokio::spawn(async move { other.index_all().await });
+        let indexing = tokio::spawn(async move { other.store.reindex(Analyzer::default(), |_| ()).await });
         assert_eq!(session.redacted(SEQ).await.len(), 1);
-        indexing.await.unwrap();
-        assert_eq!(marked_rows(&mut sql, MARKER).await, [""; 0]);
-        demo.index_all().await;
+        indexing.await.unwrap().unwrap();
         assert_eq!(demo.indexed().await.len(), 5 * (turn + 1));
     }
 }

@@ -125,76 +125,30 @@ async fn session_without_user_is_bound_by_the_first_that_names_one(backend: Back
     }
 }
 
-/// The session is bound by a request without messages, or by an exchange; its messages are indexed before, or still pending.
+/// The session is bound by a request without messages, or by an exchange.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn search_finds_messages_from_before_the_session_had_a_user(backend: Backend) {
-    let mut sql = Sql::on(&backend).await;
+    let demo = Conversation::on(&backend).await;
     let of_ada = SearchFilter { user: Some(user_id("ada")), ..SearchFilter::default() };
     let mut expected = 0;
-    for (at, (is_indexed, by_exchange)) in
-        [(false, false), (false, true), (true, false), (true, true)].into_iter().enumerate()
-    {
-        // A new store does not know the analyzer of the index, so that the messages are pending.
-        let session = Conversation::on(&backend).await.session(&format!("s{at}"));
+    for by_exchange in [false, true] {
+        let session = demo.session(&format!("s{by_exchange}"));
         session.say(&["plum", "a"]).await;
         session.say(&["plum", &"x".repeat(1 << 20), "plum"]).await;
-        if is_indexed {
-            session.index_session().await;
-        }
-        assert_eq!(sql.unindexed().await.is_empty(), is_indexed);
+        session.say(&["plum"; 200]).await;
         if by_exchange {
             session.record(&exchange_of("ada", &["plum"])).await;
             expected += 1;
         } else {
             bind(&session, "ada").await;
         }
-        expected += 3;
-        let found = session.lookup_terms(&of_ada, &probe(&[&["plum"]]), 99).await;
-        assert_eq!(found.len(), expected, "{is_indexed} {by_exchange}");
+        expected += 203;
+        assert_eq!(demo.lookup(&of_ada, &probe(&[&["plum"]])).await.len(), expected, "{by_exchange}");
     }
-    let entries = Conversation::on(&backend).await.indexed().await.len();
-    assert_eq!(i64::try_from(entries).unwrap(), sql.number("SELECT count(*) FROM messages").await);
-    assert_eq!(sql.unindexed().await, [""; 0]);
-}
-
-/// SQLite adds the entries with the user in several transactions, so that others write in between.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_messages_on_sqlite_are_indexed_again_in_several_transactions() {
-    const MESSAGES: usize = 600;
-    const INDEXED: &str = "SELECT coalesce(indexed_seq, last_seq) FROM sessions";
-    const COUNT_ENTRIES: &str = "SELECT coalesce((SELECT sum(messages) FROM search_recent), 0)
-        + coalesce((SELECT sum(messages) FROM search_segments), 0)";
-    let backend = Backend::sqlite().await;
-    let demo = Conversation::on(&backend).await;
-    // Together they are larger than several batches.
-    let text = |message: usize| {
-        let words = (0..40).map(|word| format!("w{}", message * word)).collect::<Vec<_>>();
-        format!("{} {}", words.join(" "), "x ".repeat(2000))
-    };
-    let texts: Vec<String> = (0..MESSAGES).map(text).collect();
-    demo.say(&texts.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    demo.index_session().await;
-    let mut sql = Sql::on(&backend).await;
-    let complete = i64::try_from(MESSAGES).unwrap();
-    assert_eq!(sql.number(COUNT_ENTRIES).await, complete);
-    bind(&demo, "ada").await;
-    assert_eq!(sql.number(INDEXED).await, 0);
-    let indexing = demo.clone();
-    let indexing = tokio::spawn(async move { indexing.index_session().await });
-    let mut seen = BTreeSet::new();
-    while !indexing.is_finished() {
-        seen.insert(sql.number(INDEXED).await);
-    }
-    indexing.await.unwrap();
-    assert!(seen.iter().any(|indexed| (1..complete).contains(indexed)), "{seen:?}");
-    assert_eq!(demo.indexed().await.len(), MESSAGES);
-    assert_eq!(sql.unindexed().await, [""; 0]);
-    let of_ada = SearchFilter { user: Some(user_id("ada")), ..SearchFilter::default() };
-    // This also removes the entries without the user.
-    assert_eq!(demo.lookup_terms(&of_ada, &probe(&[&["w0"]]), 9_999).await.len(), MESSAGES);
-    assert_eq!(sql.number(COUNT_ENTRIES).await, complete);
+    let entries = i64::try_from(demo.indexed().await.len()).unwrap();
+    assert_eq!(entries, Sql::on(&backend).await.number("SELECT count(*) FROM messages").await);
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]

@@ -18,7 +18,7 @@ async fn load(conversation: &Conversation, user: &UserId, most: usize) -> Contex
 }
 
 fn seqs(snapshot: &ContextSnapshot) -> Vec<i64> {
-    snapshot.tail.messages(0).map(|message| message.seq()).collect()
+    snapshot.tail.messages(0).map(|message| message.seq).collect()
 }
 
 #[test_case(Backend::sqlite().await; "sqlite")]
@@ -41,8 +41,8 @@ async fn snapshot_contains_newest_messages_of_the_tail(backend: Backend) {
             assert_eq!(session, demo.state().await);
             assert_eq!((session.cursor, session.summary.text.as_str()), (cursor, summary));
             for message in snapshot.tail.messages(0) {
-                assert_eq!(message.json(), history[usize::try_from(message.seq()).unwrap() - 1].json);
-                assert_eq!(message.metadata.tokens, message.json().len() as i64);
+                assert_eq!(message.json, history[usize::try_from(message.seq).unwrap() - 1].json);
+                assert_eq!(message.metadata.tokens, message.json.len() as i64);
             }
         }
     }
@@ -82,7 +82,7 @@ async fn snapshot_contains_newest_messages_within_the_size(backend: Backend) {
                     "{cursor} {limit:?}"
                 );
                 for message in snapshot.tail.messages(0) {
-                    assert_eq!(message.json(), history[usize::try_from(message.seq()).unwrap() - 1].json);
+                    assert_eq!(message.json, history[usize::try_from(message.seq).unwrap() - 1].json);
                 }
             }
         }

@@ -5,20 +5,20 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqliteCo
 use std::collections::BTreeSet;
 use time::OffsetDateTime;
 
-/// Excludes the tables of the migrations.
+/// Excludes the tables of the migrations, and those that FTS5 stores the index in: [`files`] shows what is left in them.
 const TABLES_OF_SQLITE: &str = "\
-    SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT IN ('_sqlx_migrations', 'schema_compatibility')
-        AND name NOT LIKE 'sqlite%'
+    SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> '_sqlx_migrations' AND name NOT LIKE 'sqlite%'
+        AND name NOT LIKE 'search_terms\\_%' ESCAPE '\\'
     ORDER BY name";
 
 /// Excludes the tables of the migrations.
 const TABLES_OF_POSTGRES: &str = "\
     SELECT tablename::text FROM pg_tables
-    WHERE schemaname = 'public' AND tablename NOT IN ('_sqlx_migrations', 'schema_compatibility') ORDER BY tablename";
+    WHERE schemaname = 'public' AND tablename <> '_sqlx_migrations' ORDER BY tablename";
 
 /// Tables without data of sessions or users, which erasure does not change.
-pub(crate) const TABLES_OF_TENANTS: [&str; 6] =
-    ["api_keys", "search_analyzer", "tenants", "token_usage", "usage_changes", "worker_leases"];
+pub(crate) const TABLES_OF_TENANTS: [&str; 5] =
+    ["api_keys", "search_analyzer", "tenants", "token_usage", "worker_leases"];
 
 pub(crate) enum Sql {
     Sqlite(SqliteConnection),
@@ -95,33 +95,6 @@ impl Sql {
         }
     }
 
-    /// Removes the messages of the sessions that match the condition from the index, as an erasure does.
-    pub(crate) async fn remove_from_index(&mut self, condition: &str) {
-        let remove = match self {
-            Self::Sqlite(_) => {
-                "INSERT INTO search_removal (tenant_id, session_id, first_seq, last_seq)
-                SELECT tenant_id, session_id, 1, last_seq FROM sessions"
-            }
-            Self::Postgres(_) => "SELECT remove_from_index(tenant_id, session_id, 1, last_seq) FROM sessions",
-        };
-        self.run(&format!("{remove} WHERE last_seq > 0 AND {condition}")).await;
-    }
-
-    /// Marks the messages of the sessions that match the condition as missing from the index.
-    pub(crate) async fn delay_indexing(&mut self, condition: &str) {
-        self.remove_from_index(condition).await;
-        self.run(&format!("UPDATE sessions SET indexed_seq = 0 WHERE last_seq > 0 AND {condition}")).await;
-    }
-
-    /// Returns the sessions with missing messages.
-    pub(crate) async fn unindexed(&mut self) -> Vec<String> {
-        self.texts(
-            "SELECT tenant_id || ' ' || session_id || ' ' || indexed_seq || ' ' || last_seq FROM sessions
-            WHERE indexed_seq IS NOT NULL ORDER BY tenant_id, session_id",
-        )
-        .await
-    }
-
     pub(crate) async fn number(&mut self, query: &str) -> i64 {
         let query = AssertSqlSafe(query.to_owned());
         match self {
@@ -172,8 +145,8 @@ impl Sql {
     pub(crate) async fn rows(&mut self) -> Vec<Row> {
         let mut rows = Vec::new();
         let tables = self.tables().await;
-        // These tables keep rows after an erasure: names of tenants, sums, and the analyzer of the index.
-        let excluded = ["tenants", "usage_changes", "search_analyzer"];
+        // These tables keep rows after an erasure: names of tenants, and the analyzer of the index.
+        let excluded = ["tenants", "search_analyzer"];
         for table in tables.into_iter().filter(|table| !excluded.contains(&table.as_str())) {
             let query = if matches!(self, Self::Sqlite(_)) {
                 let columns = format!("SELECT 'quote(' || name || ')' FROM pragma_table_info('{table}')");

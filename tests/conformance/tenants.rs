@@ -3,6 +3,7 @@
 
 use crate::api_keys::new_key;
 use crate::conversation::{ALL, Conversation, LONG, exchange_of, key, record, recorded, session_id, user_id};
+use crate::search::probe;
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::consolidation_record::RecordOutcome;
@@ -31,20 +32,11 @@ async fn row_level_security_isolates_tenants_on_postgres() {
     let backend = Backend::postgres().await;
     let (acme, ada) = (Conversation::on(&backend).await.tenant("acme"), user_id("ada"));
     fill(&acme, &ada).await;
-    // The fork is settled.
     let forked = acme.store.fork_session(&acme.tenant, &acme.session, &session_id("fork"), 1).await.unwrap();
     assert!(matches!(forked, ForkOutcome::Forked(_)), "{forked:?}");
     acme.store.add_token_usage(&acme.tenant, 7).await.unwrap();
     let mut owner = PgConnection::connect(&backend.url()).await.unwrap();
     let mut sql = Sql::on(&backend).await;
-    // Fills all tables of the search index: so many rows of recent messages become a segment.
-    acme.index_all().await;
-    for _ in 0..32 {
-        acme.session("more").say(&["a"]).await;
-    }
-    acme.index_all().await;
-    acme.session("more").say(&["a"]).await;
-    sql.remove_from_index("session_id = 'demo'").await;
     let rows = sql.rows().await;
     let tables = sql.texts(TABLES).await;
     assert!(tables.len() >= 7, "{tables:?}");
@@ -71,8 +63,9 @@ async fn row_level_security_isolates_tenants_on_postgres() {
     assert_eq!(sql.rows().await, rows);
 }
 
-/// Tables without row-level security: they are read before the tenant is known or for all tenants.
-const WITHOUT_ROW_LEVEL_SECURITY: [&str; 2] = ["api_keys", "tenants"];
+/// Tables without row-level security: they are read before the tenant is known or for all tenants. The search index would not be used
+/// with it; `tests/architecture.rs` checks its statements.
+const WITHOUT_ROW_LEVEL_SECURITY: [&str; 3] = ["api_keys", "search_terms", "tenants"];
 
 /// A period that every session exceeds in these tests.
 const SHORT: RetentionPeriod = RetentionPeriod::Seconds(1);
@@ -96,7 +89,6 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
     let (token, step) = fill(&acme, &ada).await;
     acme.store.add_token_usage(&acme.tenant, 7).await.unwrap();
     acme.store.create_api_key(&new_key("acme", 1)).await.unwrap().unwrap();
-    acme.index_all().await;
     assert_eq!(acme.indexed().await.len(), 4);
     let mut sql = Sql::on(&backend).await;
     let rows = sql.rows().await;
@@ -119,14 +111,12 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
             assert_eq!(store.sessions(tenant, filter, None, 9, 999).await.unwrap().items, []);
         }
         assert_eq!(other.revisions().await, None);
-        store.index_session(tenant, session).await.unwrap();
-        let missing = store.missing_messages(tenant, &SearchFilter::default(), 9, 999).await.unwrap();
-        assert_eq!((missing.newest, missing.others), (Vec::new(), 0));
-        let probe = TermQuery(vec![vec![TermPattern::exact("a")]]);
+        let queries = [TermQuery(vec![vec![TermPattern::exact("a")]]), TermQuery::default()];
         for session in [None, Some(session.clone())] {
-            let scope = SearchFilter { session, ..SearchFilter::default() };
-            let queries = [probe.clone(), TermQuery::default()];
-            assert_eq!(other.lookup(&scope, &queries, 9).await, [[], []]);
+            for user in [None, Some(ada.clone())] {
+                let filter = SearchFilter { session: session.clone(), user, ..SearchFilter::default() };
+                assert_eq!(store.find_matches(tenant, &filter, &queries).await.unwrap(), [[], []]);
+            }
         }
         let place = MessageRef { session: session.clone(), seq: 1 };
         assert_eq!(store.fetch_messages(tenant, None, &[place], &[0..=1], i64::MAX).await.unwrap(), []);
@@ -139,8 +129,6 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(periods, RetentionPeriods::default());
         assert_eq!(store.session_retention(tenant, session).await.unwrap(), None);
         assert_eq!(store.stored_bytes(tenant).await.unwrap(), 0);
-        assert_eq!(store.settle_sessions(tenant, None, i64::MAX, 9).await.unwrap(), None);
-        assert_eq!(store.settle_sessions(tenant, Some(0), i64::MAX, 9).await.unwrap(), None);
         assert_eq!(store.users_with_retention(tenant, None, 9).await.unwrap(), []);
         let short = DefaultRetention { after_last_exchange: Some(SHORT), branches_after: Some(SHORT) };
         for scope in [
@@ -180,4 +168,43 @@ async fn other_tenant_can_neither_read_nor_write(backend: Backend) {
         assert_eq!(sql.rows().await, rows, "{name}");
     }
     assert!(acme.commit(token, &step).await.is_some());
+}
+
+/// All ids and words of the tenants are the same. Only the messages with the word are others.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn search_returns_messages_of_the_tenant_only(backend: Backend) {
+    const TENANTS: [&str; 3] = ["acme", "Acme", "acme "];
+    let demo = Conversation::on(&backend).await;
+    for (number, tenant) in TENANTS.iter().enumerate() {
+        let mut texts = ["pear"; 9];
+        texts[number] = "plum";
+        texts[number + 3] = "plum pear";
+        for session in ["demo", "other"] {
+            demo.tenant(tenant).session(session).record(&exchange_of("ada", &texts)).await;
+        }
+    }
+    let sessions = [None, Some(session_id("demo"))];
+    let users = [None, Some(user_id("ada"))];
+    for (number, tenant) in (0..).zip(&TENANTS) {
+        for (session, user) in
+            sessions.iter().flat_map(|session| users.iter().map(move |user| (session, user)))
+        {
+            let filter =
+                SearchFilter { session: session.clone(), user: user.clone(), ..SearchFilter::default() };
+            for excluded in ["cherry", "pear"] {
+                let excluded_terms = vec![excluded.to_owned()];
+                let filter = SearchFilter { excluded_terms, ..filter.clone() };
+                let found = demo.tenant(tenant).lookup(&filter, &probe(&[&["plum", "pl*"]])).await;
+                let found: Vec<_> = found.iter().map(|found| (found.session.as_str(), found.seq)).collect();
+                let mut expected = Vec::new();
+                for session in if session.is_some() { &["demo"][..] } else { &["other", "demo"] } {
+                    expected.extend((excluded == "cherry").then_some((*session, number + 4)));
+                    expected.push((*session, number + 1));
+                }
+                assert_eq!(found, expected, "{tenant} {filter:?}");
+            }
+        }
+    }
 }

@@ -17,7 +17,7 @@
 //! The suite runs a short form. The long form:
 //!
 //! ```sh
-//! PRECIS_CRASH_KILLS=200 cargo test --test crash random_faults -- --nocapture
+//! PRECIS_TEST_FACTOR=25 scripts/test --test crash random_faults -- --nocapture
 //! ```
 //!
 //! It prints its seed. `PRECIS_CRASH_SEED` repeats the choices of a run, but not its timing. `PRECIS_CRASH_BINARY` names
@@ -46,6 +46,7 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
+    pub(crate) mod factor;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     pub(crate) mod postgres;

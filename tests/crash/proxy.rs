@@ -21,7 +21,7 @@ pub(crate) enum ProxyFault {
     Silence,
     /// Drops the next response of the server and closes the connection: the work is done, but the client does not know.
     DropResponses,
-    /// Replaces the response to the next request that contains [`LOST_BY_POOLER`] by the error of a pooler that has lost
+    /// Replaces the response to the commit of the next transaction that contains [`LOST_BY_POOLER`] by the error of a pooler that has lost
     /// the server, and closes the connection.
     PoolerError,
 }
@@ -111,13 +111,14 @@ async fn forward(mut client: TcpStream, shared: Arc<Shared>) {
     let fault = &shared.fault;
     let is_lost = AtomicBool::new(false);
     let requests = async {
-        let mut bytes = vec![0; 16 * 1024];
+        let (mut bytes, mut is_marked) = (vec![0; 16 * 1024], false);
         while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
             apply_fault(fault, false).await?;
             let mut parts = bytes[..count].windows(LOST_BY_POOLER.len());
-            if *fault.borrow() == ProxyFault::PoolerError
-                && parts.any(|part| part == LOST_BY_POOLER.as_bytes())
-            {
+            is_marked |= *fault.borrow() == ProxyFault::PoolerError
+                && parts.any(|part| part == LOST_BY_POOLER.as_bytes());
+            if is_marked && bytes[..count].windows(6).any(|part| part == b"COMMIT") {
+                is_marked = false;
                 fault.send_replace(ProxyFault::None);
                 is_lost.store(true, Ordering::Relaxed);
             }

@@ -9,6 +9,7 @@ use crate::power_loss;
 use crate::proxy::{Proxy, ProxyFault};
 use crate::replica::Replica;
 use crate::support::backend::temporary_folder;
+use crate::support::factor::test_factor;
 use crate::support::model_server::{Behaviour, ModelServer};
 use fastrand::Rng;
 use futures_util::future::join_all;
@@ -40,11 +41,6 @@ struct Run {
     /// The number of occurrences of each fault.
     faults: BTreeMap<&'static str, usize>,
     started_at: Instant,
-}
-
-/// Returns the minimum number of kills of a run.
-fn min_kills(default: usize) -> usize {
-    std::env::var("PRECIS_CRASH_KILLS").map_or(default, |kills| kills.parse().expect("a number"))
 }
 
 impl Run {
@@ -196,7 +192,7 @@ pub(crate) async fn run_on_postgres() {
     let server = PostgresServer::start().await;
     let proxy = Proxy::start(server.socket()).await;
     let mut run = Run::start("postgres", &proxy.url(), 3, 6).await;
-    let kills = min_kills(8);
+    let kills = 8 * test_factor() as usize;
     let mut round = 0;
     while run.occurrences("kill") < kills {
         run.work().await;
@@ -263,7 +259,7 @@ pub(crate) async fn run_on_sqlite() {
     let file = folder.path().join("precis.db");
     let url = format!("sqlite://{}", file.display());
     let mut run = Run::start("sqlite", &url, 1, 4).await;
-    let kills = min_kills(6);
+    let kills = 6 * test_factor() as usize;
     let mut round = 0;
     // A loss of power has no effect if the log was restarted just before it, as by each erasure.
     while run.occurrences("kill") < kills || run.occurrences("power loss") == 0 {

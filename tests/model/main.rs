@@ -6,7 +6,7 @@
 //! - [`executor`] sends the operations and compares.
 //! - [`concurrent_clients`] runs clients at the same time, so that only the final state can be predicted.
 //!
-//! `PRECIS_MODEL_CASES` sets the number of cases for a longer search.
+//! `PRECIS_TEST_FACTOR=50` runs 50 times as many cases, for a longer search.
 #![cfg(test)]
 
 mod concurrent_clients;
@@ -27,6 +27,7 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
+    pub(crate) mod factor;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod model_server;
     #[expect(dead_code, reason = "other tests use the rest of it")]
@@ -46,6 +47,7 @@ use std::sync::Arc;
 use support::app::TestApp;
 use support::backend::Backend;
 use support::client::TestClient;
+use support::factor::test_factor;
 use support::model_server::ModelServer;
 use test_case::test_case;
 use tokio::runtime::Handle;
@@ -89,7 +91,7 @@ async fn concurrent_clients_lose_and_duplicate_no_exchange(backend: Backend) {
 }
 
 fn check_property<S: Strategy<Value: Debug>>(cases: u32, strategy: &S, test: impl AsyncFn(u32, S::Value)) {
-    let cases = std::env::var("PRECIS_MODEL_CASES").map_or(cases, |cases| cases.parse().expect("a number"));
+    let cases = cases * test_factor();
     let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
     let (handle, case) = (Handle::current(), Cell::new(0));
     tokio::task::block_in_place(|| {

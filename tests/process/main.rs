@@ -25,7 +25,6 @@ mod shutdown;
 mod start;
 mod traces;
 mod transfer;
-mod upgrades;
 
 #[path = "../support"]
 mod support {

@@ -56,8 +56,7 @@ async fn orphans(backend: &Backend) -> u64 {
 
 /// Changes nothing, but affects a row if the search index contains anything.
 const UPDATE_IF_INDEXED: &str = "UPDATE search_analyzer SET version = version
-    WHERE EXISTS (SELECT 1 FROM search_recent) OR EXISTS (SELECT 1 FROM search_segments)
-        OR EXISTS (SELECT 1 FROM search_pages) OR EXISTS (SELECT 1 FROM search_removals)";
+    WHERE EXISTS (SELECT 1 FROM search_terms)";
 
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]

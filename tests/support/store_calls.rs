@@ -15,15 +15,15 @@ use precis::domain::message::{Message, Role};
 use precis::domain::retention::{self, RetentionPeriod};
 use precis::domain::revision::ModelUsage;
 use precis::domain::search::MessageRef;
-use precis::domain::search::index_terms::{TermPattern, TermQuery};
-use precis::domain::search::segment::SegmentBuilder;
+use precis::domain::search::index_terms::{self, TermPattern, TermQuery};
 use precis::domain::session::{Session, Summary, Window};
 use precis::domain::tail::TailLimit;
 use precis::storage::search::SearchFilter;
 use precis::storage::{
     AppendOutcome, AppendRequest, CandidateScope, DefaultRetention, ForkAppendOutcome, ForkOutcome,
-    ImportOutcome, LeaseCondition, LoadedContext, MessageQuery, MessageRange, NewApiKey, NewMemoryDocument,
-    NewRevision, RedactionOutcome, RewindOutcome, RowBatch, SessionFilter, SessionPosition, Store,
+    ImportOutcome, LeaseCondition, LoadedContext, MAX_MATCHES, MessageQuery, MessageRange, NewApiKey,
+    NewMemoryDocument, NewRevision, RedactionOutcome, RewindOutcome, RowBatch, SessionFilter,
+    SessionPosition, Store,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -43,7 +43,6 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("load_context", 200),
     ("load_large_context", 200),
     ("session_head", 1),
-    ("recent_session_head", 1),
     ("context_messages", 3),
     ("set_window", 1),
     ("last_user_message", 1),
@@ -100,25 +99,19 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("take_worker_lease", 1),
     ("redact_message", 2),
     ("redactions", 0),
-    ("stored_bytes", 1),
     ("due_sessions", 1),
-    ("settle_sessions", 1),
-    ("lookup", 20),
-    ("lookup of a session", 20),
-    ("lookup, common word", 100),
-    ("lookup, common word of a session", 100),
-    ("locate", 20),
+    ("find_matches", 20),
+    ("find_matches of a session", 20),
+    ("find_matches, common word", MAX_MATCHES),
+    ("find_matches, common word of a session", MAX_MATCHES),
+    ("find_matches, rare and common word", 20),
     ("fetch_messages", 20),
     ("fetch_messages of a user", 20),
     ("fetch_messages of neighbours", 40),
-    ("missing_messages", 1),
-    ("missing_messages of a session", 1),
-    ("index_session", 1),
-    ("index_batch", 1),
 ];
 
 /// Methods without a call, and the reason.
-const NOT_CALLED: [(&str, &str); 11] = [
+const NOT_CALLED: [(&str, &str); 14] = [
     ("migrate", "runs once, before there is data, or as long as a migration needs"),
     ("check_ready", "reads no table of data"),
     ("close", "runs no statement"),
@@ -128,8 +121,11 @@ const NOT_CALLED: [(&str, &str); 11] = [
     ("remove_redacted_traces", "rebuilds the file of SQLite"),
     ("remove_stale_import", "reads one row of SQLite by its key, and erases it after a crash"),
     ("remove_stale_imports", "reads a partial index of SQLite, which has an entry for each running import"),
-    ("record_analyzer", "writes one row of a table with one row"),
-    ("index_state", "counts the missing messages of all tenants, every few minutes"),
+    ("stored_bytes", "sums over all sessions of the tenant"),
+    ("index_state", "reads one row of a table with one row, and whether there is a tenant"),
+    ("prepare_index", "does the same, and writes that row"),
+    ("reindex", "analyses all messages"),
+    ("merge_index", "merges the index of SQLite, in steps of some pages"),
 ];
 
 #[test]
@@ -175,10 +171,9 @@ const FILL: &str = "\
     INSERT INTO messages (tenant_id, session_id, seq, role, tokens, message, created_at)
     SELECT tenant_id, session_id, 1, 'user', 1, '{\"role\":\"user\",\"content\":\"a\"}', created_at
     FROM sessions WHERE last_seq = 1;
-    RECENT;
-    SEGMENT
+    SCOPES
+    TERMS;
     INSERT INTO search_analyzer (id, version) VALUES (1, 'english-2') ON CONFLICT DO NOTHING;
-    UPDATE sessions SET indexed_seq = 0 WHERE tenant_id <> 'default' AND last_seq > 0;
     INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
         summary_tokens, added, created_at)
     SELECT 'default', 'demo', n, 'consolidation', CASE WHEN n >= 40 THEN 9 * n - 308 END, CASE WHEN n >= 40 THEN 9 * n - 300 END,
@@ -188,15 +183,15 @@ const FILL: &str = "\
     SELECT 'default', 'demo', 200 + n, n, RECORD, TIME[NOW]TIME FROM n WHERE n <= SIZE;
     INSERT INTO consolidation_records (tenant_id, session_id, number, details, created_at)
     SELECT 'default', 'demo', n, RECORD, TIME[NOW]TIME FROM n WHERE n <= 200;
-    INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
-    SELECT 'default', 'demo', 'k' || n, HASH, n, n, TIME[NOW]TIME FROM n;
+    INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, has_user, created_at)
+    SELECT 'default', 'demo', 'k' || n, HASH, n, n, TRUE, TIME[NOW]TIME FROM n;
     INSERT INTO revisions (tenant_id, session_id, revision, kind, cursor_seq, summary, summary_words, summary_tokens, added,
         created_at)
     SELECT 'default', 's' || n, 1, 'consolidation', 0, 'x', 1, 1, 'x', TIME[NOW]TIME FROM n WHERE n <= SIZE;
     INSERT INTO consolidation_records (tenant_id, session_id, number, revision, details, created_at)
     SELECT 'default', 's' || n, 1, 1, RECORD, TIME[NOW]TIME FROM n WHERE n <= SIZE;
-    INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, created_at)
-    SELECT 'default', 's' || n, 'k', HASH, 1, 1, TIME[NOW]TIME FROM n WHERE n <= SIZE;
+    INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, has_user, created_at)
+    SELECT 'default', 's' || n, 'k', HASH, 1, 1, TRUE, TIME[NOW]TIME FROM n WHERE n <= SIZE;
     INSERT INTO memories (tenant_id, user_id, version, content, words, tokens, created_at, incarnation)
     SELECT 'default', 'u' || n, CASE WHEN n = 1 THEN SIZE ELSE 1 END, 'x', 1, 1, TIME[NOW]TIME, UUID FROM n WHERE n <= SIZE;
     INSERT INTO memory_revisions (tenant_id, user_id, version, content, words, tokens, created_at)
@@ -225,8 +220,7 @@ const FILL: &str = "\
         created_at, updated_at, activity_hour, incarnation)
     SELECT 'default', 'fork' || n, 'u3', '{}', 1, 1, 'origin', 1, 'fork', TIME[NOW - (n + SIZE / 60 * 120) * 60000000]TIME,
         TIME[NOW - (n + SIZE / 60 * 120) * 60000000]TIME, (NOW - (n + SIZE / 60 * 120) * 60000000) / 3600000000, UUID
-    FROM n WHERE n <= SIZE + 100;
-    UPDATE tenants SET settled_hour = NOW / 3600000000 - 1 WHERE tenant_id = 'aged'";
+    FROM n WHERE n <= SIZE + 100";
 
 /// The parts of [`fill`] that differ between the databases.
 #[derive(Clone, Copy, Debug)]
@@ -235,10 +229,8 @@ pub(crate) struct Dialect {
     pub(crate) numbers: &'static str,
     /// The text before and after a number of microseconds that becomes a time.
     pub(crate) time: (&'static str, &'static str),
-    /// A statement that adds the messages of the sessions with one message of other tenants to the index.
-    pub(crate) recent: &'static str,
-    /// The text before and after hexadecimal digits of bytes.
-    pub(crate) bytes: (&'static str, &'static str),
+    /// A statement that adds the messages of the sessions of `scopes` to the index, with these terms.
+    pub(crate) terms: (&'static str, &'static str),
     /// A random UUID.
     pub(crate) uuid: &'static str,
     /// Any 32 bytes.
@@ -247,13 +239,14 @@ pub(crate) struct Dialect {
 
 /// Returns statements that fill an empty database for [`call`] with N = `size`.
 pub(crate) fn fill(dialect: Dialect, size: i64) -> String {
-    let statements = format!("CREATE TEMP TABLE n AS {}; {FILL}; DROP TABLE n", dialect.numbers);
+    let statements =
+        format!("CREATE TEMP TABLE n AS {}; {FILL}; DROP TABLE n; DROP TABLE scopes", dialect.numbers);
     let now = OffsetDateTime::now_utc().unix_timestamp() * 1_000_000;
     statements
         .replace("]TIME", dialect.time.1)
         .replace("TIME[", dialect.time.0)
-        .replace("RECENT", dialect.recent)
-        .replace("SEGMENT\n", &segment(dialect, size))
+        .replace("SCOPES\n", &scopes(size))
+        .replace("TERMS", &[dialect.terms.0, TERMS, dialect.terms.1].concat())
         .replace("RECORD", &format!("'{}'", serde_json::to_string(&record()).unwrap()))
         .replace("UUID", dialect.uuid)
         .replace("HASH", dialect.hash)
@@ -261,40 +254,24 @@ pub(crate) fn fill(dialect: Dialect, size: i64) -> String {
         .replace("NOW", &now.to_string())
 }
 
-/// Returns statements that add the messages of the tenant `default` to the index, as one segment.
-fn segment(dialect: Dialect, size: i64) -> String {
-    let mut builder = SegmentBuilder::default();
-    let mut add = |id: &str, seq: i64, terms: &[&str]| {
-        let of_session = format!(":s{id}");
-        let of_filters = [":ruser", ":h80000000", ":uu1", of_session.as_str()];
-        let message = MessageRef { session: session(id), seq };
-        builder.add(message, of_filters.into_iter().chain(terms.iter().copied()).map(str::as_bytes));
+/// The terms of the message `m` of the session `s`, as SQL. All have one word, and 20 messages of the large session share another.
+const TERMS: &str = "':ruser common few' || (m.seq / 20) || ' ' || s.terms";
+
+/// Returns statements that create the table `scopes` with the terms of the sessions.
+fn scopes(size: i64) -> String {
+    let of_sessions = (1..=size + 100).map(|number| ("default".to_owned(), format!("s{number}")));
+    let of_tenants = (1..=size).map(|number| (format!("t{number}"), "demo".to_owned()));
+    let all = of_sessions.chain(of_tenants).chain([("default".to_owned(), "demo".to_owned())]);
+    let row = |(tenant, id): (String, String)| {
+        let user = user(if id.starts_with('s') { "u2" } else { "u1" });
+        let terms =
+            index_terms::scope_terms(&TenantId::new(tenant.as_str()).unwrap(), &session(&id), Some(&user));
+        format!("('{tenant}', '{id}', '{terms}')")
     };
-    for number in 1..=size + 100 {
-        add(&format!("s{number}"), 1, &["common", "other"]);
-    }
-    for seq in 1..=9 * size {
-        add("demo", seq, &["common", &format!("few{}", seq / 20)]);
-    }
-    let (before, after) = dialect.bytes;
-    let messages = builder.len();
-    let mut statements = format!(
-        "INSERT INTO search_segments (tenant_id, position, analyzer, messages, bytes)
-        VALUES ('default', 1, 'english-2', {messages}, 0);"
-    );
-    for page in builder.finish() {
-        let [key, bytes] =
-            [page.first_key, page.bytes].map(|bytes| format!("{before}{}{after}", hex::encode(bytes)));
-        let insert = [
-            "INSERT INTO search_pages (tenant_id, segment_id, first_key, page) SELECT 'default', max(id), ",
-            &key,
-            ", ",
-            &bytes,
-            " FROM search_segments;",
-        ];
-        statements += &insert.concat();
-    }
-    statements
+    let rows: Vec<String> = all.map(row).collect();
+    let inserts = rows.chunks(400).map(|rows| format!("INSERT INTO scopes VALUES {};", rows.join(", ")));
+    let create = "CREATE TEMP TABLE scopes (tenant_id text, session_id text, terms text);";
+    [create.to_owned()].into_iter().chain(inserts).collect()
 }
 
 fn session(id: &str) -> SessionId {
@@ -328,10 +305,6 @@ fn exchange(messages: usize) -> Exchange {
     Exchange { messages, ..Exchange::default() }
 }
 
-fn probe(term: &str) -> TermQuery {
-    TermQuery(vec![vec![TermPattern::exact(term)]])
-}
-
 /// The store under test with N, and the ids that the calls use.
 struct Calls<'s> {
     store: &'s Store,
@@ -353,12 +326,7 @@ pub(crate) async fn call(store: &Store, database: &Filled, what: &str) -> usize 
             let stored = store.keyed_exchange(&calls.tenant, &calls.session, "k1").await.unwrap();
             stored.map_or(0, |(_, fingerprint)| fingerprint.len() / 16)
         }
-        "load_context"
-        | "load_large_context"
-        | "session_head"
-        | "recent_session_head"
-        | "context_messages"
-        | "set_window"
+        "load_context" | "load_large_context" | "session_head" | "context_messages" | "set_window"
         | "last_user_message" => calls.context(what).await,
         "messages" | "message_metadata" | "message_range" => calls.history(what).await,
         "session" | "session_owner" | "bind_session" | "sessions" | "set_metadata" => {
@@ -384,13 +352,10 @@ pub(crate) async fn call(store: &Store, database: &Filled, what: &str) -> usize 
         | "users_with_retention"
         | "retention_candidates"
         | "erase_expired_session"
-        | "stored_bytes"
         | "due_sessions"
-        | "settle_sessions"
         | "take_worker_lease" => calls.retention(what).await,
         "fork_session" | "fork_and_append" | "rewind_session" => calls.fork(what).await,
         "redact_message" | "redactions" => calls.redact(what).await,
-        "missing_messages" | "index_session" | "index_batch" => calls.index(what).await,
         _ => calls.search(method, what).await,
     }
 }
@@ -445,10 +410,6 @@ impl Calls<'_> {
         if what == "load_large_context" {
             let limit = TailLimit { messages: 200, bytes: 1 << 20 };
             return store.load_large_context(tenant, session, Some(user), limit).await.unwrap().tail.len();
-        }
-        if what == "recent_session_head" {
-            let head = store.recent_session_head(tenant, session).await.unwrap();
-            return usize::from(head.is_some_and(|head| head.memory.is_some()));
         }
         let Some(head) = store.session_head(tenant, session).await.unwrap() else { return 0 };
         if what == "set_window" {
@@ -533,7 +494,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Erases a session or a user with messages in the index, pending messages and a memory document.
+    /// Erases a session or a user with messages in the index and a memory document.
     async fn erase(&self, what: &str) -> usize {
         let (store, tenant) = (self.store, &self.tenant);
         let (session, user) = (
@@ -542,7 +503,6 @@ impl Calls<'_> {
         );
         let exchange = || Exchange { user_id: Some(user.clone()), ..exchange(2) };
         self.say(tenant, &session, exchange(), Some("k")).await;
-        store.index_session(tenant, &session).await.unwrap();
         self.say(tenant, &session, exchange(), None).await;
         let document = NewMemoryDocument { content: "x", words: 1, tokens: 1, author: MemoryAuthor::Http };
         store.write_memory_document(tenant, &user, document, None).await.unwrap();
@@ -723,26 +683,15 @@ impl Calls<'_> {
             "erase_expired_session" => {
                 let expired = session(&format!("expired{}", self.database.unused_number()));
                 self.say(&aged, &expired, exchange(2), Some("k")).await;
-                store.index_session(&aged, &expired).await.unwrap();
                 let later = now + time::Duration::hours(2);
                 let erased = store.erase_expired_session(&aged, &expired, default, later).await.unwrap();
-                store.remove_erased_traces(&aged).await.unwrap();
+                store.remove_erased_traces().await;
                 assert!(store.session_retention(&aged, &idle).await.unwrap().is_none(), "it has no exchange");
                 usize::from(erased)
             }
             // These read the sessions that were active in the last hours.
             "due_sessions" => {
                 usize::from(store.due_sessions(&aged, last_hour, &Policy::default()).await.unwrap() >= 0)
-            }
-            "stored_bytes" => usize::from(store.stored_bytes(&aged).await.unwrap() >= 0),
-            "settle_sessions" => {
-                let expired = session(&format!("settled{}", self.database.unused_number()));
-                self.say(&aged, &expired, exchange(2), None).await;
-                let (from, before) = (last_hour + 1, last_hour + 2);
-                let settled = store.settle_sessions(&aged, Some(from), before, 50).await.unwrap();
-                assert_eq!(store.settle_sessions(&aged, Some(from), before, 50).await.unwrap(), None);
-                assert!(store.erase_session(&aged, &expired).await.unwrap());
-                usize::from(settled.is_some())
             }
             "take_worker_lease" => {
                 let (token, ttl) = (Uuid::new_v4(), Duration::from_mins(1));
@@ -803,14 +752,14 @@ impl Calls<'_> {
             .map(|n| MessageRef { session: session.clone(), seq: n * self.database.size / 10 })
             .collect();
         match method {
-            "lookup" | "locate" => {
-                let word = if what.contains("common") { probe("common") } else { probe("few7") };
-                let mut index = store.index_snapshot(tenant).await.unwrap();
-                let found = index.lookup(&filter, &[word], 100).await.unwrap().remove(0);
-                if method == "locate" {
-                    return index.locate(&found.entries).await.unwrap().len();
-                }
-                found.entries.len().min(100)
+            "find_matches" => {
+                let words = ["few7", "common"].map(|word| vec![TermPattern::exact(word)]);
+                let query = match (what.contains("rare"), what.contains("common")) {
+                    (true, _) => TermQuery(words.to_vec()),
+                    (false, true) => TermQuery(words[1..].to_vec()),
+                    (false, false) => TermQuery(words[..1].to_vec()),
+                };
+                store.find_matches(tenant, &filter, &[query]).await.unwrap()[0].len()
             }
             "fetch_messages" => {
                 let user = what.ends_with("user").then_some(user);
@@ -818,28 +767,6 @@ impl Calls<'_> {
                 store.fetch_messages(tenant, user, &refs, sides, i64::MAX).await.unwrap().len()
             }
             other => panic!("{other}"),
-        }
-    }
-
-    async fn index(&self, what: &str) -> usize {
-        let (store, tenant) = (self.store, &self.tenant);
-        // A fork is missing from the index on both stores.
-        let missing = session(&format!("missing{}", self.database.unused_number()));
-        store.fork_session(tenant, &session("s3"), &missing, 1).await.unwrap();
-        let filter = |session| SearchFilter { session, ..SearchFilter::default() };
-        match what {
-            "missing_messages" => {
-                store.missing_messages(tenant, &filter(None), 1, i64::MAX).await.unwrap().newest.len()
-            }
-            "missing_messages of a session" => {
-                let of_session = filter(Some(missing));
-                store.missing_messages(tenant, &of_session, 9, i64::MAX).await.unwrap().newest.len()
-            }
-            "index_session" => {
-                store.index_session(tenant, &missing).await.unwrap();
-                1
-            }
-            _ => usize::from(store.index_batch().await.unwrap().is_some()),
         }
     }
 }

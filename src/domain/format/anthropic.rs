@@ -445,9 +445,9 @@ pub(super) fn insert_result(rendered: &mut RenderedMessage<'_>, id: &str) {
 pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
     let (mut stable_items, tokens) = input.stable_items();
     let cache_control = input.cache_control;
-    let system = &input.system_json;
+    let system = &input.system.text;
     let system = (!system.is_empty()).then(|| {
-        let text = format!("\"{system}\"");
+        let text = quote(system);
         if cache_control { format!("[{}]", with_cache_control(&text_block(&text))) } else { text }
     });
     let positions = positions(&input.history);
@@ -483,11 +483,8 @@ pub(super) fn render_context(input: RenderInput<'_>) -> RenderedContext {
     RenderedContext { system, messages, stable, extra, ..RenderedContext::default() }
 }
 
-/// Returns the position in the list of the message that contains each block, if any field `extra` was requested.
+/// Returns the position in the list of the message that contains each block.
 fn positions(history: &[RenderedMessage<'_>]) -> Vec<usize> {
-    if history.iter().all(|message| message.extra.is_none()) {
-        return Vec::new();
-    }
     // The list begins with the user, even if the history does not.
     let (mut position, mut previous) = (0, Speaker::User);
     let items = history.iter().flat_map(|message| &message.items);

@@ -424,8 +424,8 @@ pub(super) fn insert_answer(rendered: &mut RenderedMessage<'_>) {
 /// Returns the list with its system message and its opening, by the rules of the profile.
 pub(super) fn render_context(input: &RenderInput<'_>) -> RenderedContext {
     let (stable_items, tokens) = input.stable_items();
-    let system = &input.system_json;
-    let system = (!system.is_empty()).then(|| format!(r#"{{"role":"system","content":"{system}"}}"#));
+    let system = &input.system.text;
+    let system = (!system.is_empty()).then(|| format!(r#"{{"role":"system","content":{}}}"#, quote(system)));
     let opening =
         input.has_opening().then(|| json!({"role": "user", "content": &input.opening.text}).to_string());
     let rendered = input.history.iter().chain(&input.user_message);

@@ -1,8 +1,8 @@
 //! Types shared by all formats.
 
 use super::Profile;
+use crate::domain::context::SystemMessage;
 use crate::domain::tokens::{PER_ATTACHMENT, PER_MESSAGE, Tokenizer, count_text};
-use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -22,12 +22,10 @@ pub(super) struct RenderedItem<'t> {
     pub(super) json: Cow<'t, str>,
 }
 
-/// A message of the history in a provider's format, or the inserted result of a call. It is small, because each context makes one for
-/// each message.
+/// A message of the history in a provider's format, or the inserted result of a call.
 #[derive(Clone, Debug, Default)]
 pub struct RenderedMessage<'t> {
-    /// Usually one, which needs no allocation.
-    pub(super) items: SmallVec<[RenderedItem<'t>; 1]>,
+    pub(super) items: Vec<RenderedItem<'t>>,
     /// Tokens of all items.
     pub tokens: i64,
     /// Position of the message among those that are rendered. An inserted result has the position of its call.
@@ -139,9 +137,7 @@ impl Opening {
 /// The parts of a context, with tokens that are not scaled.
 #[derive(Clone, Debug, Default)]
 pub struct RenderInput<'t> {
-    /// Text of the system message as the inside of a JSON string; empty if there is none.
-    pub system_json: String,
-    pub system_tokens: i64,
+    pub system: SystemMessage,
     pub history: Vec<RenderedMessage<'t>>,
     /// The first message of a list that would otherwise begin with the assistant.
     pub opening: Opening,
@@ -172,7 +168,7 @@ impl RenderInput<'_> {
     /// separately.
     pub(super) fn stable_items(&self) -> (usize, i64) {
         let scale = |tokens| self.tokenizer.scale(tokens);
-        let (mut items, mut tokens) = (0, scale(self.system_tokens));
+        let (mut items, mut tokens) = (0, scale(self.system.tokens));
         if self.is_prefix_stable {
             tokens += if self.has_opening() { scale(self.opening.tokens) } else { 0 };
             for message in self.history.iter().take_while(|message| message.is_stable) {

@@ -1,51 +1,47 @@
-//! The terms of a message in the search index.
+//! The terms of a message in the search index, and queries for them.
 //!
-//! In addition to the terms of its text, a message has terms for its session, user, role and hour, so that the index finds the messages
-//! of a filter as it finds those of a word. They begin with a colon, which no word contains.
+//! In addition to the terms of its text, a message has terms for its tenant, session, user and role, so that the index finds the messages
+//! of a filter as it finds those of a word. They begin with a colon, which no word contains. Ids can contain any character, so their
+//! terms are hashes.
 
 use super::analyzer::Analyzer;
-use super::segment::KeyRange;
 use super::text::{self, OwnResults};
-use crate::domain::id::SessionId;
-use crate::domain::message::{Message, Role};
-
-const ROLE_PREFIX: &str = ":r";
-const HOUR_MICROS: i64 = 3_600_000_000;
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message::Message;
+use sha2::{Digest as _, Sha256};
 
 #[must_use]
-pub fn session_term(session: &SessionId) -> String {
-    format!(":s{session}")
+pub fn tenant_term(tenant: &TenantId) -> String {
+    format!(":t{}", hash(&[tenant.as_str()]))
+}
+
+/// Returns the term of a session. The function `session_query` of the schema for Postgres returns the same.
+#[must_use]
+pub fn session_term(tenant: &TenantId, session: &SessionId) -> String {
+    format!(":s{}", hash(&[tenant.as_str(), session.as_str()]))
 }
 
 #[must_use]
-pub fn user_term(user: &str) -> String {
-    format!(":u{user}")
+pub fn user_term(tenant: &TenantId, user: &UserId) -> String {
+    format!(":u{}", hash(&[tenant.as_str(), user.as_str()]))
 }
 
 #[must_use]
-pub fn role_term(role: Role) -> String {
-    format!("{ROLE_PREFIX}{role}")
+pub fn role_term(role: &str) -> String {
+    format!(":r{role}")
 }
 
-/// Returns the number of the hour that contains a time in microseconds since 1970.
+/// Returns the terms of the tenant, the session and its user, separated by spaces.
 #[must_use]
-pub fn hour(micros: i64) -> i64 {
-    micros.div_euclid(HOUR_MICROS)
+pub fn scope_terms(tenant: &TenantId, session: &SessionId, user: Option<&UserId>) -> String {
+    let user = user.map(|user| format!(" {}", user_term(tenant, user))).unwrap_or_default();
+    format!("{} {}{user}", tenant_term(tenant), session_term(tenant, session))
 }
 
-/// Returns the term of the hour that contains a time in microseconds since 1970. Terms are in the order of their hours.
-#[must_use]
-pub fn hour_term(micros: i64) -> String {
-    // The bias makes earlier times positive.
-    format!(":h{:08x}", hour(micros) + (1 << 31))
-}
-
-/// Returns the range of the terms of all hours that can contain times from `since` (inclusive) to `until` (exclusive).
-#[must_use]
-pub fn hours(since: Option<i64>, until: Option<i64>) -> KeyRange {
-    let first = since.map_or_else(|| ":h".to_owned(), hour_term);
-    let last = until.map_or_else(|| ":h~".to_owned(), |until| hour_term(until.saturating_sub(1)));
-    KeyRange { first: first.into_bytes(), last: last.into_bytes() }
+/// Returns 64 bits of the hash of ids, as hexadecimal digits.
+fn hash(ids: &[&str]) -> String {
+    let digest = Sha256::digest(ids.join("\n"));
+    hex::encode(digest.get(..8).unwrap_or_default())
 }
 
 /// Maximum total size of the terms of a message. Natural language stays below it; characters with many combining marks may not.
@@ -58,8 +54,7 @@ pub fn message_terms(analyzer: Analyzer, message: &Message, own_results: &mut Ow
     let is_own = own_results.is_next(message);
     let text = if is_own { "".into() } else { text::searchable_text(message) };
     let mut out = String::with_capacity(text.len().min(MAX_TERM_BYTES));
-    out.push_str(ROLE_PREFIX);
-    out.push_str(message.role().as_str());
+    out.push_str(&role_term(message.role().as_str()));
     let mut is_full = false;
     analyzer.for_each_new_term(&text, |term| {
         is_full |= out.len() + term.len() >= MAX_TERM_BYTES;
@@ -82,6 +77,46 @@ pub struct TermPattern {
     pub is_prefix: bool,
 }
 
+/// The syntax of the queries of a database.
+#[derive(Clone, Copy, Debug)]
+pub struct Syntax {
+    and: &'static str,
+    or: &'static str,
+    and_not: &'static str,
+    prefix: &'static str,
+    quote: char,
+}
+
+impl Syntax {
+    /// SQLite.
+    pub const FTS5: Self = Self { and: " AND ", or: " OR ", and_not: " NOT ", prefix: " *", quote: '"' };
+    /// Postgres.
+    pub const TSQUERY: Self = Self { and: " & ", or: " | ", and_not: " & !", prefix: ":*", quote: '\'' };
+
+    /// Returns a query for the messages that have all required terms, one of each group of `query`, and no excluded term.
+    #[must_use]
+    pub fn query(self, required: &[String], query: &TermQuery, excluded: &[String]) -> String {
+        let any = |patterns: &[TermPattern]| {
+            let patterns: Vec<_> = patterns.iter().map(|pattern| self.pattern(pattern)).collect();
+            format!("({})", patterns.join(self.or))
+        };
+        let required = required.iter().map(|term| any(&[TermPattern::exact(term)]));
+        let groups: Vec<String> = required.chain(query.0.iter().map(|group| any(group))).collect();
+        let mut query = groups.join(self.and);
+        if !excluded.is_empty() {
+            let excluded: Vec<_> = excluded.iter().map(TermPattern::exact).collect();
+            query = format!("({query}){}{}", self.and_not, any(&excluded));
+        }
+        query
+    }
+
+    /// Words and the terms of filters contain letters, digits and colons only, so no quotes.
+    fn pattern(self, TermPattern { term, is_prefix }: &TermPattern) -> String {
+        let Self { quote, prefix, .. } = self;
+        format!("{quote}{term}{quote}{}", if *is_prefix { prefix } else { "" })
+    }
+}
+
 impl TermPattern {
     #[must_use]
     pub fn exact(term: impl Into<String>) -> Self {
@@ -92,6 +127,7 @@ impl TermPattern {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::message::Role;
 
     #[test]
     fn terms_contain_no_spaces_and_words_no_colon() {
@@ -103,17 +139,18 @@ mod tests {
     }
 
     #[test]
-    fn hours_contain_the_terms_of_their_times() {
-        let contains = |since, until, micros| hours(since, until).contains(hour_term(micros).as_bytes());
-        let (one, two) = (HOUR_MICROS, 2 * HOUR_MICROS);
-        assert!(
-            contains(None, None, -one)
-                && contains(None, None, i64::MAX)
-                && contains(None, None, i64::MIN / 8)
+    fn query_has_the_syntax_of_the_database() {
+        let prefix = TermPattern { term: "fer".to_owned(), is_prefix: true };
+        let query =
+            TermQuery(vec![vec![TermPattern::exact("ada")], vec![prefix, TermPattern::exact("boat")]]);
+        let (required, excluded) = ([":ruser".to_owned()], ["storm".to_owned(), "rain".to_owned()]);
+        assert_eq!(
+            Syntax::FTS5.query(&required, &query, &excluded),
+            r#"((":ruser") AND ("ada") AND ("fer" * OR "boat")) NOT ("storm" OR "rain")"#
         );
-        assert!(contains(Some(one), None, one) && !contains(Some(one), None, one - 1));
-        assert!(contains(None, Some(one), one - 1) && !contains(None, Some(one), one));
-        assert!(contains(Some(one + 5), Some(two + 1), one) && contains(Some(one), Some(two + 1), two));
-        assert!(contains(Some(-two), Some(-one), -one - 1) && !contains(Some(-two), Some(-one), one));
+        assert_eq!(
+            Syntax::TSQUERY.query(&required, &query, &[]),
+            "(':ruser') & ('ada') & ('fer':* | 'boat')"
+        );
     }
 }

@@ -8,12 +8,11 @@ use super::admission::Admission;
 use crate::capacity::{Capacity, Held, Work, kib};
 use crate::config::Limits;
 use crate::http::error::Problem;
-use crate::http::response_body::BodyPieces;
 use axum::body::{Body, HttpBody as _, to_bytes};
 use axum::extract::Request;
 use axum::response::{IntoResponse as _, Response};
 use bytes::{Bytes, BytesMut};
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::StreamExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -104,9 +103,6 @@ async fn collect_body(
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_| Problem::incomplete_body())?;
         let bytes = collected.len() + chunk.len();
-        if bytes == declared && bytes <= SMALL && collected.is_empty() {
-            return Ok(chunk);
-        }
         if bytes > limits.max_body_bytes {
             return Err(Problem::body_too_large(limits));
         }
@@ -118,16 +114,15 @@ async fn collect_body(
     Ok(collected.freeze())
 }
 
-/// A piece of the body of a response with a guard of the whole body, which is dropped when the connection has written the last piece, or is
-/// closed.
-struct HeldPiece<T> {
-    piece: Bytes,
-    _guard: Arc<T>,
+/// The body of a response with a guard, which is dropped when the connection has written the body, or is closed.
+struct HeldBody<T> {
+    body: Bytes,
+    _guard: T,
 }
 
-impl<T> AsRef<[u8]> for HeldPiece<T> {
+impl<T> AsRef<[u8]> for HeldBody<T> {
     fn as_ref(&self) -> &[u8] {
-        &self.piece
+        &self.body
     }
 }
 
@@ -146,13 +141,13 @@ pub(crate) async fn finish(work: &Work, response: Response) -> Response {
 }
 
 /// Holds the guard until the body of a response, which is in memory, is written or dropped.
-pub(crate) async fn hold_until_written<T: Send + Sync + 'static>(guard: T, response: Response) -> Response {
+pub(crate) async fn hold_until_written<T: Send + 'static>(guard: T, response: Response) -> Response {
     let (parts, body) = response.into_parts();
-    let guard = Arc::new(guard);
-    let held = |piece| Bytes::from_owner(HeldPiece { piece, _guard: Arc::clone(&guard) });
-    // The pieces are in memory already, and are not joined, because that would copy them.
-    match body.into_data_stream().map_ok(held).try_collect::<BodyPieces>().await {
-        Ok(pieces) => Response::from_parts(parts, pieces.into_body()),
+    match to_bytes(body, usize::MAX).await {
+        Ok(body) => {
+            let held = Bytes::from_owner(HeldBody { body, _guard: guard });
+            Response::from_parts(parts, Body::from(held))
+        }
         Err(_) => Problem::internal().into_response(),
     }
 }

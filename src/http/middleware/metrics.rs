@@ -4,13 +4,13 @@
 use crate::capacity::Capacity;
 use crate::http::error::ExceededLimit;
 use axum::extract::{MatchedPath, Request};
-use axum::http::{Method, StatusCode};
+use axum::http::Method;
 use axum::response::Response;
-use metrics::{Counter, Histogram, Recorder, Unit, counter, gauge, histogram};
+use metrics::{Recorder, Unit, counter, gauge, histogram};
 use metrics::{describe_counter, describe_gauge, describe_histogram};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const REQUESTS: &str = "precis_http_requests_total";
@@ -26,16 +26,10 @@ const NO_ROUTE: &str = "none";
 /// Rejections are collected for this long before they are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The counter and the histogram of a route by method and status.
-type Handles = HashMap<(&'static str, StatusCode), (Counter, Histogram)>;
-
 /// The metrics of the HTTP layer. They belong to a recorder, so that each service of a process has its own.
 #[derive(Clone)]
 pub struct HttpMetrics {
     recorder: Arc<dyn Recorder + Send + Sync>,
-    handles: Arc<RwLock<HashMap<String, Handles>>>,
-    /// The counters of rejections by limit.
-    rejections: Arc<Mutex<BTreeMap<&'static str, Counter>>>,
     process: Arc<metrics_process::Collector>,
     /// Numbers of rejections by limit that are not logged yet.
     unreported: Arc<Mutex<BTreeMap<&'static str, u64>>>,
@@ -69,13 +63,7 @@ impl HttpMetrics {
                 "Memory of requests in flight, of limits.max_bytes_in_flight"
             );
         });
-        Self {
-            recorder,
-            handles: Arc::default(),
-            rejections: Arc::default(),
-            process,
-            unreported: Arc::default(),
-        }
+        Self { recorder, process, unreported: Arc::default() }
     }
 
     /// Sets the metrics of the process: memory, CPU time, open files, threads.
@@ -105,42 +93,19 @@ impl HttpMetrics {
     pub(crate) fn record(&self, measurement: &Measurement, response: &Response) {
         let status = response.status();
         let route = measurement.route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
-        let (requests, duration) = self.handles(route, measurement.method, status);
-        duration.record(measurement.started_at.elapsed());
-        requests.increment(1);
-        if let Some(ExceededLimit { limit, is_overload }) = response.extensions().get().copied() {
-            self.rejections(limit).increment(1);
-            if is_overload {
-                self.log_throttled(limit);
-            }
-        }
-    }
-
-    /// Returns the counter and the histogram of a route. They are kept, because a search in the registry allocates and
-    /// compares all labels. Their number is bounded by that of routes, methods and statuses.
-    fn handles(&self, route: &str, method: &'static str, status: StatusCode) -> (Counter, Histogram) {
-        let known = self.handles.read().unwrap_or_else(PoisonError::into_inner);
-        let of_route = known.get(route);
-        if let Some(handles) = of_route.and_then(|handles| handles.get(&(method, status))) {
-            return handles.clone();
-        }
-        drop(known);
-        let handles = metrics::with_local_recorder(&*self.recorder, || {
+        let (method, exceeded) = (measurement.method, response.extensions().get::<ExceededLimit>());
+        metrics::with_local_recorder(&*self.recorder, || {
             let (route, status) = (route.to_owned(), status.as_str().to_owned());
-            let duration = histogram!(REQUEST_DURATION, "route" => route.clone(), "method" => method);
-            (counter!(REQUESTS, "route" => route, "method" => method, "status" => status), duration)
+            histogram!(REQUEST_DURATION, "route" => route.clone(), "method" => method)
+                .record(measurement.started_at.elapsed());
+            counter!(REQUESTS, "route" => route, "method" => method, "status" => status).increment(1);
+            if let Some(exceeded) = exceeded {
+                counter!(REJECTED, "limit" => exceeded.limit).increment(1);
+            }
         });
-        let mut known = self.handles.write().unwrap_or_else(PoisonError::into_inner);
-        known.entry(route.to_owned()).or_default().insert((method, status), handles.clone());
-        handles
-    }
-
-    /// Returns the counter of the rejections by a limit, which is kept as those of a route.
-    fn rejections(&self, limit: &'static str) -> Counter {
-        let mut known = self.rejections.lock().unwrap_or_else(PoisonError::into_inner);
-        let register =
-            || metrics::with_local_recorder(&*self.recorder, || counter!(REJECTED, "limit" => limit));
-        known.entry(limit).or_insert_with(register).clone()
+        if let Some(ExceededLimit { limit, is_overload: true }) = exceeded {
+            self.log_throttled(limit);
+        }
     }
 
     /// Counts a rejection. The first one after a pause starts a task that logs all of them after the interval.

@@ -21,20 +21,19 @@ use crate::http::headers::preferred_text;
 use crate::http::json::stored;
 use crate::http::openapi::responses::SessionUserMismatch;
 use crate::http::readable;
-use crate::http::response_body::{BodyPieces, json_response};
+use crate::http::response_body::Json;
 use crate::service::consolidation::ConsolidationReport;
 use crate::service::contexts::{Context, ContextOptions, ContextTokens, MemoryInfo, SummaryInfo};
 use crate::service::search::MAX_LIMIT;
 use crate::service::{self, MemoryService};
 use crate::trace_context::step;
 use axum::Extension;
-use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Number;
 use serde_json::value::RawValue;
 use std::fmt;
@@ -148,10 +147,9 @@ struct ContextResponse {
     exists: bool,
     format: Format,
     fields: Fields,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "placeholder")]
-    system: Option<String>,
-    #[serde(serialize_with = "placeholder")]
-    messages: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system: Option<Box<RawValue>>,
+    messages: Box<RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
     extra: Option<Vec<ExtraBody>>,
     cache: CacheBody,
@@ -335,11 +333,11 @@ pub(crate) async fn build(
         let encode = move || step.in_scope(|| readable::context(content_type, &session, &context));
         return Ok(blocking::spawn_cpu_if_large(bytes, encode).await);
     }
-    // The messages are encoded already.
-    let bytes = context.list.extra.iter().map(|extra| extra.json.len()).sum();
+    let bytes = context.list.messages.len();
     let encode = move || {
         step.in_scope(|| {
-            ContextResponse::new(session.as_str(), (format, fields), include_extra, context)?.into_response()
+            let response = ContextResponse::new(session.as_str(), (format, fields), include_extra, context)?;
+            Ok(Json(response).into_response())
         })
     };
     blocking::spawn_cpu_if_large(bytes, encode).await
@@ -461,8 +459,8 @@ impl ContextResponse {
             exists,
             format,
             fields,
-            system: list.system,
-            messages: list.messages,
+            system: list.system.map(stored).transpose()?,
+            messages: stored(list.messages)?,
             extra: include_extra.then_some(extra),
             cache: CacheBody { stable_messages: messages, stable_blocks: blocks, stable_tokens },
             inserted: list.inserted,
@@ -474,35 +472,4 @@ impl ContextResponse {
             tokens,
         })
     }
-
-    /// Writes the body. The list and the system prompt are JSON already and by far the largest parts, and serde would
-    /// parse them again: serde writes the rest, with [`placeholder`]s.
-    fn into_response(self) -> Result<Response, Problem> {
-        let template = serde_json::to_string(&self).map_err(|_| Problem::internal())?;
-        let system = self.system.map(Bytes::from).into_iter().collect();
-        let mut body = BodyPieces::default();
-        let mut rest = template.as_str();
-        // Strings before the list can't contain these keys, because quotes are escaped in strings.
-        let inserted =
-            [(r#""system":null"#, system), (r#""messages":null"#, vec![Bytes::from(self.messages)])];
-        for (placeholder, pieces) in inserted {
-            if pieces.is_empty() {
-                continue;
-            }
-            if let Some((before, after)) = rest.split_once(placeholder) {
-                body.push_str(before);
-                body.push_str(placeholder.trim_end_matches("null"));
-                body.extend(pieces);
-                rest = after;
-            }
-        }
-        body.push_str(rest);
-        body.push_str("\n");
-        Ok(json_response(body.into_body()))
-    }
-}
-
-/// Writes `null` in place of JSON that [`ContextResponse::into_response`] inserts.
-fn placeholder<T, S: Serializer>(_: &T, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_unit()
 }

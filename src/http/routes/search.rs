@@ -119,10 +119,6 @@ pub(crate) struct SearchBody {
     /// Always null.
     #[schema(required)]
     next: Option<String>,
-    /// Number of messages that were not searched, because they are not indexed yet: many are missing after a large import or a change
-    /// of the analyzer. The newest ones are always searched. Candidates beyond 32 MiB are counted, too, if there are fewer hits than
-    /// `limit`.
-    unsearched_messages: i64,
     ranking: SearchRanking,
 }
 
@@ -143,12 +139,11 @@ pub(crate) async fn search(
     TenantFromKey(tenant): TenantFromKey,
     QueryParams(params): QueryParams<SearchParams>,
 ) -> Result<Response, Problem> {
-    let SearchResults { hits, unsearched_messages, ranking, .. } =
-        service.search(&tenant, params.into()).await?;
+    let SearchResults { hits, ranking, .. } = service.search(&tenant, params.into()).await?;
     let bytes = hits.iter().map(json_bytes).sum();
     let encode = move || {
         let items = hits.into_iter().map(hit_body).collect::<Result<Vec<HitBody>, Problem>>()?;
-        Ok(Json(SearchBody { items, next: None, unsearched_messages, ranking }).into_response())
+        Ok(Json(SearchBody { items, next: None, ranking }).into_response())
     };
     blocking::spawn_cpu_if_large(bytes, encode).await
 }

@@ -128,11 +128,9 @@ async function showHits(section, { text, user }, signal) {
   }
 }
 
-/** Returns the hits of a search as a list, or the text `none`, and tells if the search was incomplete. */
-export const hitList = ({ items, unsearched_messages: missing }, hit, none) => [
-  items.length > 0 ? h("ul", { class: "hits" }, items.map(hit)) : h("p", null, none),
-  missing > 0 && h("p", { class: "muted" }, `${count(missing, "message")} not searched yet, because the index is incomplete.`),
-];
+/** Returns the hits of a search as a list, or the text `none`. */
+export const hitList = ({ items }, hit, none) =>
+  items.length > 0 ? h("ul", { class: "hits" }, items.map(hit)) : h("p", null, none);
 
 const ENTITIES = { "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&amp;": "&" };
 

@@ -1,38 +1,40 @@
 //! Selects the messages that are worth parsing: the newest messages of each word of the query, however common the word is.
 
+use crate::domain::id::TenantId;
+use crate::domain::search::MessageRef;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms::TermQuery;
-use crate::domain::search::matcher::TextMatch;
 use crate::domain::search::query::{Query, QueryWord};
-use crate::domain::search::rank::{self, Candidate};
+use crate::domain::search::rank;
 use crate::service::to_i64;
-use crate::storage::StoreError;
-use crate::storage::search::{IndexEntry, IndexMatches, IndexSnapshot, SearchFilter};
+use crate::storage::search::SearchFilter;
+use crate::storage::{IndexMatch, MAX_MATCHES, Store, StoreError};
+use std::cmp::Reverse;
+use std::collections::HashMap;
 
 /// Number of candidates that are parsed and ranked at once. With 300, which take twice as long, the recall of a conversation is the same,
 /// and among three conversations 0.765 instead of 0.763 (`PRECIS_DATA`).
 pub(super) const MAX_RANKED: usize = 150;
-/// Number of messages looked up for each word, and maximum number of candidates in total.
+/// Maximum number of candidates in total.
 const MAX_CANDIDATES: usize = 1000;
 
 /// Possible hits of a query.
 pub(super) struct Candidates {
     /// Most promising first.
-    pub(super) entries: Vec<IndexEntry>,
+    pub(super) messages: Vec<MessageRef>,
     /// Weight of each word of the query.
     pub(super) weights: Vec<f64>,
     /// Number of messages that pass the filter.
-    pub(super) messages: i64,
+    pub(super) all: i64,
 }
 
-/// Selects candidates. If the query has phrases, they are the messages with all words of the phrases. `unindexed` are messages
-/// that count for the frequencies of words, besides those of the index.
+/// Selects candidates. If the query has phrases, they are the messages with all words of the phrases.
 pub(super) async fn select_candidates(
-    index: &mut IndexSnapshot,
+    store: &Store,
+    tenant: &TenantId,
     filter: &SearchFilter,
     analyzer: Analyzer,
     query: &Query,
-    unindexed: &[Candidate],
 ) -> Result<Candidates, StoreError> {
     let required = query.phrases.iter().flatten().map(|(_, pattern)| pattern.index_terms(analyzer));
     let required: Vec<_> = required.collect();
@@ -43,46 +45,110 @@ pub(super) async fn select_candidates(
     if !required.is_empty() {
         queries.push(TermQuery(required));
     }
-    let mut by_word = index.lookup(filter, &queries, MAX_CANDIDATES).await?;
+    let mut by_word = store.find_matches(tenant, filter, &queries).await?;
     let required = by_word.split_off(query.words.len() + 1).pop();
-    let all = by_word.pop().unwrap_or_default();
-    let weights = weights(all.frequency, &by_word, unindexed);
-    let messages = all.frequency + to_i64(unindexed.len());
-    Ok(Candidates { entries: most_promising(by_word, &weights, required), weights, messages })
+    let newest = by_word.pop().unwrap_or_default();
+    let frequencies = Frequencies::new(&newest, &by_word);
+    let weight = |found: &Vec<IndexMatch>| rank::weight(frequencies.of(found), frequencies.all);
+    let weights: Vec<f64> = by_word.iter().map(weight).collect();
+    Ok(Candidates { messages: most_promising(by_word, &weights, required), weights, all: frequencies.all })
 }
 
-/// Returns the weight of each word.
-fn weights(all: i64, by_word: &[IndexMatches], unindexed: &[Candidate]) -> Vec<f64> {
-    // Excluded messages have no words and are not allowed; nor are others, if the query has phrases.
-    let unindexed = || unindexed.iter().map(|message| &message.text_match);
-    let total = all + to_i64(unindexed().filter(|found| found.is_allowed || found.has_word()).count());
-    let weight = |(word, found): (usize, &IndexMatches)| {
-        let has_word = |found: &&TextMatch| found.frequencies.get(word).is_some_and(|count| *count > 0);
-        rank::weight(found.frequency + to_i64(unindexed().filter(has_word).count()), total)
-    };
-    by_word.iter().enumerate().map(weight).collect()
+/// The number of messages with a word. If a word has more matches than are looked up, it is estimated from the time in which its newest
+/// ones came in, compared with that of the newest messages of the filter.
+struct Frequencies {
+    /// Number of messages that pass the filter.
+    all: i64,
+    /// The positions of the newest messages that pass the filter.
+    newest: Option<(i64, i64)>,
 }
 
-/// Returns the entries with the greatest sums of weights, or those of the required ones.
-fn most_promising(
-    by_word: Vec<IndexMatches>,
-    weights: &[f64],
-    required: Option<IndexMatches>,
-) -> Vec<IndexEntry> {
-    let mut sums: foldhash::HashMap<IndexEntry, f64> = foldhash::HashMap::default();
-    for (found, weight) in by_word.into_iter().zip(weights) {
-        for entry in found.entries {
-            *sums.entry(entry).or_default() += weight;
+impl Frequencies {
+    fn new(newest: &[IndexMatch], by_word: &[Vec<IndexMatch>]) -> Self {
+        let span = span(newest).filter(|_| newest.len() >= MAX_MATCHES);
+        let Some((first, last)) = span else { return Self { all: to_i64(newest.len()), newest: None } };
+        let oldest = by_word.iter().flatten().map(|found| found.position).fold(first, i64::min);
+        Self { all: scale(newest.len(), last - oldest, last - first), newest: span }
+    }
+
+    fn of(&self, found: &[IndexMatch]) -> i64 {
+        match (self.newest, span(found)) {
+            (Some((first, last)), Some((first_found, _))) if found.len() >= MAX_MATCHES => {
+                scale(usize::try_from(self.all).unwrap_or(usize::MAX), last - first, last - first_found)
+                    .clamp(to_i64(found.len()), self.all)
+            }
+            _ => to_i64(found.len()),
         }
     }
-    let mut entries: Vec<(f64, IndexEntry)> = match required {
-        Some(required) => {
-            let sum = |entry: &IndexEntry| sums.get(entry).copied().unwrap_or(0.0);
-            required.entries.into_iter().map(|entry| (sum(&entry), entry)).collect()
+}
+
+/// Returns the least and the greatest position.
+fn span(found: &[IndexMatch]) -> Option<(i64, i64)> {
+    let positions = || found.iter().map(|found| found.position);
+    positions().min().zip(positions().max())
+}
+
+/// Multiplies a number of messages by the ratio of two spans of positions.
+fn scale(count: usize, numerator: i64, denominator: i64) -> i64 {
+    let scaled =
+        i128::from(to_i64(count)) * i128::from(numerator.max(0) + 1) / i128::from(denominator.max(0) + 1);
+    i64::try_from(scaled).unwrap_or(i64::MAX)
+}
+
+/// Returns the messages with the greatest sums of weights, or those of the required ones; the newest first among equal sums.
+fn most_promising(
+    by_word: Vec<Vec<IndexMatch>>,
+    weights: &[f64],
+    required: Option<Vec<IndexMatch>>,
+) -> Vec<MessageRef> {
+    let mut sums: HashMap<MessageRef, (f64, i64)> = HashMap::new();
+    for (found, weight) in by_word.into_iter().zip(weights) {
+        for IndexMatch { message, position } in found {
+            sums.entry(message).or_insert((0.0, position)).0 += weight;
         }
-        None => sums.into_iter().map(|(entry, sum)| (sum, entry)).collect(),
+    }
+    let mut messages: Vec<(f64, Reverse<i64>, MessageRef)> = match required {
+        Some(required) => {
+            let sum = |message: &MessageRef| sums.get(message).map_or(0.0, |(sum, _)| *sum);
+            let scored = |IndexMatch { message, position }| (sum(&message), Reverse(position), message);
+            required.into_iter().map(scored).collect()
+        }
+        None => {
+            sums.into_iter().map(|(message, (sum, position))| (sum, Reverse(position), message)).collect()
+        }
     };
-    entries.sort_unstable_by(|(a_sum, a), (b_sum, b)| b_sum.total_cmp(a_sum).then(a.cmp(b)));
-    entries.truncate(MAX_CANDIDATES);
-    entries.into_iter().map(|(_, entry)| entry).collect()
+    messages.sort_unstable_by(|(a_sum, a_place, a), (b_sum, b_place, b)| {
+        b_sum.total_cmp(a_sum).then_with(|| (a_place, Reverse(a)).cmp(&(b_place, Reverse(b))))
+    });
+    messages.truncate(MAX_CANDIDATES);
+    messages.into_iter().map(|(.., message)| message).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::id::SessionId;
+
+    /// Returns matches at positions up to `last`, at a distance from each other, newest first.
+    fn matches(last: i64, distance: i64, count: usize) -> Vec<IndexMatch> {
+        let session = SessionId::new("s").expect("an id");
+        let found = |index: i64| {
+            let position = last - index * distance;
+            IndexMatch { message: MessageRef { session: session.clone(), seq: position }, position }
+        };
+        (0..to_i64(count)).map(found).collect()
+    }
+
+    #[test]
+    fn frequency_is_exact_or_estimated_from_the_newest_matches() {
+        let few = Frequencies::new(&matches(50, 1, 50), &[]);
+        assert_eq!((few.all, few.of(&matches(50, 5, 7))), (50, 7));
+        let rare = matches(100_000, 1000, 100);
+        let many = Frequencies::new(&matches(100_000, 1, MAX_MATCHES), std::slice::from_ref(&rare));
+        assert!((98_000..=101_000).contains(&many.all), "{}", many.all);
+        assert_eq!(many.of(&rare), 100);
+        let half = many.of(&matches(100_000, 2, MAX_MATCHES));
+        assert!((49_000..=51_000).contains(&half), "{half}");
+        assert_eq!(many.of(&matches(100_000, 1, MAX_MATCHES)), many.all);
+    }
 }

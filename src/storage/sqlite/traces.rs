@@ -85,7 +85,6 @@ impl Sqlite {
     /// This is best effort: if a reader prevents it for long, the next erasure or run of the retention does it. Others write between
     /// the attempts.
     pub(in crate::storage) async fn truncate_wal(&self) {
-        let _turn = self.checkpoints.turn.lock().await;
         let begun = Instant::now();
         loop {
             match self.try_to_truncate_wal().await {

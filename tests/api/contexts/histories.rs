@@ -1,7 +1,8 @@
 //! Lists of random histories, rendered without a server: every prefix is valid for its provider in each format and profile, counted
-//! exactly, and says nothing about calls and results that the history contradicts. `PRECIS_TEST_CASES=10000` searches longer.
+//! exactly, and says nothing about calls and results that the history contradicts. `PRECIS_TEST_FACTOR=100` searches longer.
 
 use super::lists::{CASES, FORMATS};
+use crate::support::factor::test_factor;
 use crate::support::lists::generated::sessions;
 use crate::support::lists::{
     assert_anthropic_accepts, assert_gemini_accepts, assert_openai_accepts, assert_strict_accepts,
@@ -22,8 +23,7 @@ use std::collections::HashMap;
 const PROFILES: [Profile; 3] = [Profile::OpenAi, Profile::Gemini, Profile::Strict];
 
 fn check<T: std::fmt::Debug>(strategy: &impl Strategy<Value = T>, test: impl Fn(T)) {
-    let cases =
-        std::env::var("PRECIS_TEST_CASES").map_or(4 * CASES, |cases| cases.parse().expect("a number"));
+    let cases = 4 * CASES * test_factor();
     let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
     let run = TestRunner::new(config).run(strategy, |value| {
         test(value);

@@ -4,6 +4,7 @@
 use crate::support::app::{Set, TestApp};
 use crate::support::backend::Backend;
 use crate::support::client::{Response, TestClient};
+use crate::support::factor::test_factor;
 use crate::support::lists::generated::{sessions, text};
 use crate::support::lists::{
     assert_anthropic_accepts, assert_openai_accepts, tokens_of_anthropic, tokens_of_openai,
@@ -16,13 +17,13 @@ use std::cell::Cell;
 use test_case::test_case;
 use tokio::runtime::Handle;
 
-/// The number of cases per store, unless `PRECIS_TEST_CASES` sets it for a longer search.
+/// The usual number of cases per store.
 pub(super) const CASES: u32 = 24;
 pub(super) const FORMATS: [&str; 2] = ["openai", "anthropic"];
 
 /// Runs the test with generated values, each in its own session.
 fn check_property<T: std::fmt::Debug>(strategy: &impl Strategy<Value = T>, test: impl AsyncFn(String, T)) {
-    let cases = std::env::var("PRECIS_TEST_CASES").map_or(CASES, |cases| cases.parse().expect("a number"));
+    let cases = CASES * test_factor();
     let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
     let (handle, sessions) = (Handle::current(), Cell::new(0));
     tokio::task::block_in_place(|| {

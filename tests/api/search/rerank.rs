@@ -1,7 +1,7 @@
 //! Reranking: `search.rerank_pool`.
 
 use super::questions::{Question, parse};
-use super::{index_all, path, user};
+use super::{path, user};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
@@ -259,7 +259,6 @@ async fn hits_that_the_model_prefers_have_their_messages(backend: Backend) {
     let large = |words: &str| user(&format!("{words} {}", ". ".repeat(500_000)));
     app.record("s", &vec![large("ferry ferry ferry"); 8]).await;
     app.record("s", &[large("a ferry"), large("the ferry to the island and back")]).await;
-    index_all(&backend).await;
     let response = app.get(&path(&[("q", "ferry"), ("neighbours", "0")])).await.ok(200);
     let hits = response["items"].as_array().expect("hits");
     assert_eq!((hits.len(), &response["ranking"]["order"]), (10, &json!("reranked")));

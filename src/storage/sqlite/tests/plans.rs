@@ -1,9 +1,8 @@
 //! Query plans on SQLite with large tables: the work of a call must not grow with the tables. The tests compare the number of
 //! steps of the virtual machine, not the text of the plans. For Postgres see `tests/conformance/postgres_plans.rs`.
 
-use super::super::Sqlite;
 use crate::domain::search::analyzer::Analyzer;
-use crate::storage::{Store, StoreOptions, migrations};
+use crate::storage::{Store, StoreOptions};
 use sqlx::{AssertSqlSafe, SqlitePool};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,17 +20,13 @@ const MANY: i64 = 4 * FEW;
 const DIALECT: Dialect = Dialect {
     numbers: "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 9 * SIZE) SELECT n FROM n",
     time: ("(", ")"),
-    recent: "INSERT INTO search_recent (tenant_id, analyzer, messages, bytes, entries)
-        SELECT tenant_id, 'english-2', 1, 1, json_array(json_array(session_id, user_id, 1, 0, '0  :ruser common other'))
-        FROM sessions WHERE last_seq = 1 AND tenant_id <> 'default'",
-    bytes: ("x'", "'"),
+    terms: (
+        "INSERT INTO search_terms (rowid, terms) SELECT m.id, ",
+        " FROM scopes AS s JOIN messages AS m USING (tenant_id, session_id)",
+    ),
     uuid: "randomblob(16)",
     hash: "zeroblob(32)",
 };
-
-/// Calls that may take more steps, and the reason.
-const GROWING: &[(&str, &str)] =
-    &[("index_batch", "reads up to 1000 missing messages, more than the smaller database has")];
 
 /// A store, and a counter of the steps of its connections.
 struct Measured {
@@ -53,14 +48,16 @@ impl Measured {
             key_share: 0.5,
         };
         let url = format!("sqlite://{}", folder.path().join("precis.db").display());
-        let store = Sqlite::connect(&url, &options).await.unwrap();
-        store.migrate(migrations::sqlite()).await.unwrap();
-        let writer = store.writer.clone();
+        let store = Store::connect(&url, &options).await.unwrap();
+        store.migrate().await.unwrap();
+        let pools =
+            store.sqlite().map(|database| [database.readers.clone(), database.writer.clone()]).unwrap();
+        let writer = pools[1].clone();
         let fill = AssertSqlSafe(store_calls::fill(DIALECT, size));
         sqlx::raw_sql(fill).execute(&writer).await.unwrap();
         let steps = Arc::new(AtomicU64::new(0));
         let mut connections = Vec::new();
-        for pool in [&store.readers, &store.head_reader, &store.searches, &store.writer] {
+        for pool in &pools {
             for _ in 0..pool.options().get_max_connections() {
                 connections.push(pool.acquire().await.unwrap());
             }
@@ -73,24 +70,7 @@ impl Measured {
             });
         }
         drop(connections);
-        let counted = Arc::clone(&steps);
-        let count = move || {
-            counted.fetch_add(1, Ordering::Relaxed);
-            false
-        };
-        store.recent_heads.with(|connection| connection.progress_handler(1, Some(count.clone()))).unwrap();
-        store
-            .write_thread
-            .write(|writing| Ok((writing.progress_handler(1, Some(count))?, true)))
-            .await
-            .unwrap();
-        Self {
-            store: Store::Sqlite(Box::new(store)),
-            writer,
-            database: Filled::new(size),
-            steps,
-            _folder: folder,
-        }
+        Self { store, writer, database: Filled::new(size), steps, _folder: folder }
     }
 
     /// Runs a call. Returns the number of results and of steps.
@@ -115,8 +95,7 @@ async fn growth(few: &Measured, many: &Measured, what: &str, expected: usize) ->
 async fn steps_on_sqlite_do_not_grow_with_the_tables() {
     let (few, many) = (Measured::filled(FEW).await, Measured::filled(MANY).await);
     let mut failures = Vec::new();
-    let is_bounded = |what| GROWING.iter().all(|(growing, _)| *growing != what);
-    for &(what, expected) in CALLS.iter().filter(|(what, _)| is_bounded(*what)) {
+    for &(what, expected) in CALLS {
         failures.extend(growth(&few, &many, what, expected).await);
     }
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
@@ -125,24 +104,20 @@ async fn steps_on_sqlite_do_not_grow_with_the_tables() {
 /// The measurement notices if an index is missing.
 #[tokio::test]
 async fn steps_on_sqlite_grow_without_an_index() {
-    /// Without the index of removals, which has rows for a moment only, and that of running imports, which is read when a process
-    /// starts.
+    /// Without the index of running imports, which is read when a process starts.
     const INDEXES: &str = "SELECT name FROM sqlite_schema
-        WHERE type = 'index' AND sql IS NOT NULL AND name NOT IN ('search_removals_by_tenant', 'sessions_by_import')
+        WHERE type = 'index' AND sql IS NOT NULL AND name <> 'sessions_by_import'
         ORDER BY name";
     let calls = [
         ("api_keys_by_tenant", "api_keys of a tenant"),
         ("consolidation_records_by_revision", "take_lease, record_failure"),
         ("idempotency_keys_by_time", "append_exchange, new key"),
-        ("search_recent_by_tenant", "lookup"),
-        ("search_segments_by_tenant", "lookup"),
         ("sessions_by_activity", "sessions"),
         ("sessions_by_branch_age", "retention_candidates that are branches"),
         ("sessions_by_lineage", "redact_message"),
         ("sessions_by_origin", "erase_session"),
         ("sessions_by_own_expiry", "retention_candidates with a period"),
         ("sessions_by_user", "sessions of a user"),
-        ("sessions_unindexed", "missing_messages"),
     ];
     let (few, many) = (Measured::filled(FEW).await, Measured::filled(MANY).await);
     let indexes: Vec<String> = sqlx::query_scalar(INDEXES).fetch_all(&few.writer).await.unwrap();

@@ -1,4 +1,0 @@
--- The window of the latest context request of a session, and the tokens of its list without summary and history. NULL without a window.
-ALTER TABLE sessions ADD COLUMN window_tokens INTEGER;
-ALTER TABLE sessions ADD COLUMN window_fixed INTEGER;
-INSERT INTO schema_compatibility (version, oldest_version) VALUES (26, 25);

@@ -1,0 +1,230 @@
+//! Messages of the history: inserting and reading them.
+
+use super::rows::{self, json_column, tool_columns};
+use super::statement::{DbRow as _, Sql, Transaction};
+use super::values::DbTime;
+use super::{MessagePage, MessageQuery, MessageRange, Store, StoreError, StoredMessage};
+use crate::domain::id::{SessionId, TenantId};
+use crate::domain::message::Message;
+use crate::domain::message_metadata::MessageMetadata;
+use crate::domain::redaction::RedactionMark;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+/// A message to insert.
+pub(super) struct NewMessage<'m> {
+    pub(super) session: &'m SessionId,
+    pub(super) seq: i64,
+    pub(super) message: &'m Message,
+    pub(super) tokens: i64,
+    /// `None` is the time of the store.
+    pub(super) created_at: Option<OffsetDateTime>,
+    pub(super) redacted_at: Option<OffsetDateTime>,
+}
+
+/// Inserts messages of sessions of a tenant.
+pub(super) async fn insert_messages(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    messages: &[NewMessage<'_>],
+) -> Result<(), StoreError> {
+    /// Larger messages are inserted by themselves: SQLite copies the parameter of a batch about twenty times.
+    const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
+    /// All rows are one JSON parameter: a statement per row would take three times as long. Seconds and microseconds are added
+    /// separately, because Postgres multiplies an interval in floating point.
+    const INSERT_MESSAGES: Sql = Sql {
+        postgres: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                redaction, created_at)
+            SELECT $1, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, redaction,
+                coalesce(timestamptz 'epoch' + micros / 1000000 * interval '1 second'
+                    + micros % 1000000 * interval '1 microsecond', now())
+            FROM json_to_recordset(CAST($2 AS json)) AS m (session_id text, seq bigint, role text, tool_call_ids text,
+                tool_result_of text, tokens bigint, message text, redaction text, micros bigint)",
+        sqlite: "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
+                redaction, created_at)
+            SELECT $1, value ->> 'session_id', value ->> 'seq', value ->> 'role', value ->> 'tool_call_ids',
+                value ->> 'tool_result_of', value ->> 'tokens', value ->> 'message', value ->> 'redaction',
+                coalesce(value ->> 'micros', $3)
+            FROM json_each($2)",
+    };
+    let encode = |message: &NewMessage<'_>| {
+        let NewMessage { session, seq, message, tokens, created_at, redacted_at } = message;
+        let (tool_call_ids, tool_result_of) = tool_columns(message);
+        json!({
+            "session_id": session.as_str(), "seq": seq, "role": message.role().as_str(), "tool_call_ids": tool_call_ids,
+            "tool_result_of": tool_result_of, "tokens": tokens, "message": message.json(),
+            "redaction": json_column(redacted_at.map(RedactionMark::imported).as_ref()),
+            "micros": created_at.map(|time| DbTime(time).micros()),
+        })
+    };
+    let is_large = |message: &NewMessage<'_>| message.message.json().len() > LARGE_MESSAGE_BYTES;
+    for together in messages.chunk_by(|a, b| !is_large(a) && !is_large(b)) {
+        let encoded = together.iter().map(encode).collect::<Value>().to_string();
+        let statement = transaction.statement(INSERT_MESSAGES).bind(tenant.as_str());
+        statement.bind(encoded).bind_now().execute().await?;
+    }
+    Ok(())
+}
+
+/// Sums the sizes first, so that no text is read in vain. There is a single upper bound of `seq`: with two of
+/// them, the database uses the wrong one for the index and reads the rest of the history. It is a scalar subquery
+/// because row-level security keeps Postgres from using `coalesce` for the index.
+macro_rules! select_message_range {
+    ($least:literal) => {
+        concat!(
+            "SELECT seq, created_at, redaction, message FROM messages
+            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= (SELECT ",
+            $least,
+            "($4, coalesce((
+                SELECT max(seq) FROM (
+                    SELECT seq, sum(bytes) OVER (ORDER BY seq) AS bytes FROM (
+                        SELECT seq, octet_length(message) AS bytes FROM messages
+                        WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= $4
+                        ORDER BY seq LIMIT $5
+                    ) AS sizes
+                ) AS sums WHERE bytes <= $6
+            ), $3 + 1)))
+            ORDER BY seq"
+        )
+    };
+}
+const SELECT_MESSAGE_RANGE: Sql =
+    Sql { postgres: select_message_range!("least"), sqlite: select_message_range!("min") };
+
+/// Reads a range of the history in a transaction, as [`Store::message_range`].
+pub(super) async fn read_range(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+    range: MessageRange,
+) -> Result<Vec<StoredMessage>, StoreError> {
+    let statement = transaction.statement(SELECT_MESSAGE_RANGE).bind(tenant.as_str()).bind(session.as_str());
+    let statement = statement.bind(range.after_seq).bind(range.last_seq).bind(range.limit);
+    statement.bind(range.max_bytes).read_all().await?.iter().map(rows::stored_message).collect()
+}
+
+impl Store {
+    /// Returns a page of the history, or `None` if the session does not exist.
+    pub async fn messages(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        query: MessageQuery,
+    ) -> Result<Option<MessagePage>, StoreError> {
+        /// The first row, with `seq` 0, exists if the session exists: it distinguishes an empty page from a missing
+        /// session. Messages beyond the size of the page have no text, and the database does not read it: `octet_length`
+        /// needs only the length that is stored with a text.
+        macro_rules! select_messages {
+            ($page:expr) => {
+                concat!(
+                    "SELECT CAST(0 AS bigint) AS seq, CAST(NULL AS timestamptz) AS created_at,
+                        CAST(NULL AS text) AS redaction, CAST(NULL AS text) AS message
+                    FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
+                    UNION ALL SELECT * FROM (",
+                    $page,
+                    ") AS page"
+                )
+            };
+        }
+        macro_rules! page_on_postgres {
+            ($order:literal) => {
+                concat!(
+                    "SELECT seq, created_at, redaction, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
+                        SELECT seq, created_at, redaction, message,
+                            sum(octet_length(message)) OVER (ORDER BY ",
+                    $order,
+                    ") - octet_length(message)
+                                AS bytes_before
+                        FROM (
+                            SELECT seq, created_at, redaction, message FROM messages
+                            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
+                            ORDER BY ",
+                    $order,
+                    " LIMIT $5
+                        ) AS numbered
+                    ) AS sized ORDER BY ",
+                    $order
+                )
+            };
+        }
+        /// Adds the sizes up without the texts, which SQLite would copy.
+        macro_rules! page_on_sqlite {
+            ($order:literal) => {
+                concat!(
+                    "SELECT m.seq, m.created_at, m.redaction,
+                        CASE WHEN bytes_before < $6 THEN m.message END AS message
+                    FROM (
+                        SELECT seq, sum(bytes) OVER (ORDER BY ", $order, ") - bytes AS bytes_before FROM (
+                            SELECT seq, octet_length(message) AS bytes FROM messages
+                            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
+                            ORDER BY ", $order, " LIMIT $5
+                        )
+                    ) AS sized
+                        CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = $2 AND m.seq = sized.seq"
+                )
+            };
+        }
+        const SELECT_MESSAGES: Sql = Sql {
+            postgres: select_messages!(page_on_postgres!("seq")),
+            sqlite: select_messages!(page_on_sqlite!("seq")),
+        };
+        const SELECT_MESSAGES_DESCENDING: Sql = Sql {
+            postgres: select_messages!(page_on_postgres!("seq DESC")),
+            sqlite: select_messages!(page_on_sqlite!("seq DESC")),
+        };
+        let sql = if query.descending { SELECT_MESSAGES_DESCENDING } else { SELECT_MESSAGES };
+        let statement = self
+            .statement(tenant, sql)
+            .bind(session.as_str())
+            .bind(query.after_seq)
+            .bind(query.before_seq)
+            // One more message shows if there is another page.
+            .bind(query.limit.saturating_add(1))
+            .bind(query.max_bytes);
+        let rows = statement.read_all().await?;
+        let (mut messages, mut session_exists, mut has_more) = (Vec::with_capacity(rows.len()), false, false);
+        for row in rows {
+            if row.field::<i64>("seq")? == 0 {
+                session_exists = true;
+            } else if row.field::<Option<&str>>("message")?.is_some() {
+                messages.push(rows::stored_message(&row)?);
+            } else {
+                has_more = true;
+            }
+        }
+        messages.sort_unstable_by_key(|message| if query.descending { -message.seq } else { message.seq });
+        let limit = usize::try_from(query.limit).unwrap_or(usize::MAX);
+        has_more |= messages.len() > limit;
+        messages.truncate(limit);
+        Ok(session_exists.then_some(MessagePage { messages, has_more }))
+    }
+
+    /// Returns the metadata of at most `limit` messages after `after_seq`, in order.
+    pub async fn message_metadata(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        after_seq: i64,
+        limit: i64,
+    ) -> Result<Vec<MessageMetadata>, StoreError> {
+        const SELECT_MESSAGE_METADATA: &str = "\
+            SELECT role, tool_call_ids, tool_result_of, tokens AS message_tokens, redaction IS NOT NULL AS is_redacted
+            FROM messages
+            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 ORDER BY seq LIMIT $4";
+        let statement = self.statement(tenant, SELECT_MESSAGE_METADATA);
+        let statement = statement.bind(session.as_str()).bind(after_seq).bind(limit);
+        statement.read_all().await?.iter().map(rows::message_metadata).collect()
+    }
+
+    /// Returns a range of the history, oldest first. The result is empty if the range or the session is.
+    pub async fn message_range(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+        range: MessageRange,
+    ) -> Result<Vec<StoredMessage>, StoreError> {
+        let statement = self.statement(tenant, SELECT_MESSAGE_RANGE).bind(session.as_str());
+        let statement = statement.bind(range.after_seq).bind(range.last_seq).bind(range.limit);
+        statement.bind(range.max_bytes).read_all().await?.iter().map(rows::stored_message).collect()
+    }
+}

@@ -1,0 +1,211 @@
+//! The search index of the database: FTS5 on SQLite, `tsvector` with GIN on Postgres.
+//!
+//! Two functions alone name its table: [`search_add`] writes the terms of messages in the transaction of the messages, and
+//! [`search_match`] finds messages. Triggers remove the terms of messages that are erased, rewound or redacted. On Postgres, the
+//! table has no row-level security, so both functions name the tenant in each statement.
+
+use super::pool::retry_on_disconnect;
+use super::search::SearchFilter;
+use super::statement::{DbRow as _, Purpose, Sql, Transaction};
+use super::values::{DbTime, to_i64};
+use super::{Store, StoreError};
+use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::message::Role;
+use crate::domain::search::MessageRef;
+use crate::domain::search::index_terms::{self, Syntax, TermQuery};
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use time::OffsetDateTime;
+
+/// Largest number of messages that match a query.
+pub const MAX_MATCHES: usize = 1000;
+
+/// A message and the terms of its text.
+pub(super) struct IndexedMessage<'m> {
+    pub(super) session: &'m SessionId,
+    pub(super) seq: i64,
+    /// The user of the session.
+    pub(super) user: Option<&'m UserId>,
+    pub(super) created_at: OffsetDateTime,
+    /// The result of [`index_terms::message_terms`].
+    pub(super) terms: &'m str,
+}
+
+/// A message that matches a query. Those with greater positions are newer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexMatch {
+    pub message: MessageRef,
+    pub position: i64,
+}
+
+/// The terms that new terms replace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replaces {
+    /// The messages have no terms yet.
+    Nothing,
+    /// Those of messages that have some. Other messages get none.
+    Existing,
+    /// Those of all messages, if they have some.
+    All,
+}
+
+/// Adds the terms of messages, which are stored already. Returns the number of messages that have got terms.
+pub(super) async fn search_add(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    messages: &[IndexedMessage<'_>],
+    replaces: Replaces,
+) -> Result<usize, StoreError> {
+    const ADD_TERMS: Sql = Sql {
+        postgres: "INSERT INTO search_terms (tenant_id, session_id, seq, micros, terms)
+            SELECT $1, session_id, seq, micros, array_to_tsvector(string_to_array(terms, ' '))
+            FROM json_to_recordset(CAST($2 AS json)) AS w (session_id text, seq bigint, micros bigint, terms text)",
+        sqlite: "INSERT OR REPLACE INTO search_terms (rowid, terms)
+            SELECT m.id, value ->> 'terms' FROM json_each($2) CROSS JOIN messages AS m
+                ON m.tenant_id = $1 AND m.session_id = value ->> 'session_id' AND m.seq = value ->> 'seq'",
+    };
+    /// Returns the messages with terms. Removes these on Postgres; SQLite replaces them.
+    const TAKE_TERMS: Sql = Sql {
+        postgres:
+            "DELETE FROM search_terms WHERE tenant_id = $1 AND session_id = $2 AND seq BETWEEN $3 AND $4
+            AND terms @@ session_query($1, $2) RETURNING seq",
+        sqlite:
+            "SELECT seq FROM messages AS m WHERE tenant_id = $1 AND session_id = $2 AND seq BETWEEN $3 AND $4
+            AND EXISTS (SELECT 1 FROM search_terms WHERE rowid = m.id)",
+    };
+    let encode = |message: &IndexedMessage<'_>| {
+        let IndexedMessage { session, seq, user, created_at, terms } = message;
+        let scope = index_terms::scope_terms(tenant, session, *user);
+        json!({
+            "session_id": session.as_str(), "seq": seq, "micros": DbTime(*created_at).micros(),
+            "terms": format!("{terms} {scope}"),
+        })
+    };
+    let mut known = HashSet::new();
+    if replaces != Replaces::Nothing {
+        for of_session in messages.chunk_by(|a, b| a.session == b.session) {
+            let (Some(first), Some(last)) = (of_session.first(), of_session.last()) else { continue };
+            let statement = transaction.statement(TAKE_TERMS).bind(tenant.as_str());
+            let statement = statement.bind(first.session.as_str()).bind(first.seq).bind(last.seq);
+            for row in &statement.read_all().await? {
+                known.insert((first.session, row.field::<i64>("seq")?));
+            }
+        }
+    }
+    let is_added = |message: &&IndexedMessage<'_>| {
+        replaces != Replaces::Existing || known.contains(&(message.session, message.seq))
+    };
+    let encoded: Vec<Value> = messages.iter().filter(is_added).map(encode).collect();
+    let added = encoded.len();
+    if added > 0 {
+        let statement = transaction.statement(ADD_TERMS).bind(tenant.as_str());
+        statement.bind(Value::from(encoded).to_string()).execute().await?;
+    }
+    Ok(added)
+}
+
+/// Returns the newest messages that match a query, [`MAX_MATCHES`] at most, newest first.
+async fn search_match(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    filter: &SearchFilter,
+    query: &TermQuery,
+) -> Result<Vec<IndexMatch>, StoreError> {
+    /// The result is one row, because the driver of SQLite takes long for each.
+    macro_rules! match_terms {
+        ($aggregate:literal, $array:literal, $from:literal, $matches:literal, $micros:literal, $position:literal, $order:literal) => {
+            concat!(
+                "SELECT CAST(",
+                $aggregate,
+                "(",
+                $array,
+                "(position, session_id, seq)) AS text) AS found FROM (
+                    SELECT ",
+                $position,
+                " AS position, m.session_id, m.seq FROM ",
+                $from,
+                "
+                    WHERE ",
+                $matches,
+                " AND m.tenant_id = $1 AND ($3 IS NULL OR m.session_id = $3)
+                        AND m.",
+                $micros,
+                " >= $4 AND m.",
+                $micros,
+                " < $5 AND NOT (m.session_id = $6 AND m.seq >= $7)
+                    ORDER BY ",
+                $order,
+                " DESC LIMIT $8
+                ) AS matches"
+            )
+        };
+    }
+    const MATCH_TERMS: Sql = Sql {
+        postgres: match_terms!(
+            "json_agg",
+            "json_build_array",
+            "search_terms AS m",
+            "m.terms @@ CAST($2 AS tsquery)",
+            "micros",
+            "m.micros",
+            "m.micros DESC, m.seq"
+        ),
+        sqlite: match_terms!(
+            "json_group_array",
+            "json_array",
+            "search_terms CROSS JOIN messages AS m ON m.id = search_terms.rowid",
+            "search_terms MATCH $2",
+            "created_at",
+            "search_terms.rowid",
+            "search_terms.rowid"
+        ),
+    };
+    let SearchFilter { session, user, role, since, until, unseen, excluded_terms } = filter;
+    let mut required = vec![match (session, user) {
+        (Some(session), _) => index_terms::session_term(tenant, session),
+        (None, Some(user)) => index_terms::user_term(tenant, user),
+        (None, None) => index_terms::tenant_term(tenant),
+    }];
+    required.extend(session.as_ref().and(user.as_ref()).map(|user| index_terms::user_term(tenant, user)));
+    required.extend(role.map(Role::as_str).map(index_terms::role_term));
+    let syntax = if transaction.is_sqlite() { Syntax::FTS5 } else { Syntax::TSQUERY };
+    let query = syntax.query(&required, query, excluded_terms);
+    let micros = |time: Option<OffsetDateTime>| time.map(|time| DbTime(time).micros());
+    let statement = transaction.statement(MATCH_TERMS).bind(tenant.as_str()).bind(query);
+    let statement = statement.bind(session.as_ref().map(SessionId::as_str));
+    let statement =
+        statement.bind(micros(*since).unwrap_or(i64::MIN)).bind(micros(*until).unwrap_or(i64::MAX));
+    let unseen = unseen.as_ref();
+    let statement = statement.bind(unseen.map_or("", |unseen| unseen.session.as_str()));
+    let statement = statement.bind(unseen.map_or(i64::MAX, |unseen| unseen.seq)).bind(to_i64(MAX_MATCHES));
+    let row = statement.read().await?.ok_or(sqlx::Error::RowNotFound)?;
+    let found: Option<&str> = row.field("found")?;
+    let found: Vec<(i64, String, i64)> =
+        serde_json::from_str(found.unwrap_or("[]")).map_err(StoreError::corrupt("the result of a search"))?;
+    let decode = |(position, session, seq)| {
+        let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
+        Ok(IndexMatch { message: MessageRef { session, seq }, position })
+    };
+    found.into_iter().map(decode).collect()
+}
+
+impl Store {
+    /// Returns the newest messages that match each query: see [`search_match`].
+    pub async fn find_matches(
+        &self,
+        tenant: &TenantId,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+    ) -> Result<Vec<Vec<IndexMatch>>, StoreError> {
+        let find = async || {
+            let mut transaction = self.database.begin(Some(tenant), Purpose::Search).await?;
+            let mut found = Vec::with_capacity(queries.len());
+            for query in queries {
+                found.push(search_match(&mut transaction, tenant, filter, query).await?);
+            }
+            transaction.rollback().await?;
+            Ok(found)
+        };
+        retry_on_disconnect(|| self.within_limit(find())).await
+    }
+}
