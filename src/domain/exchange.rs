@@ -97,6 +97,11 @@ impl Exchange {
         self.messages.iter().map(|(_, tokens)| tokens).sum()
     }
 
+    /// Returns the size of all messages as JSON.
+    pub fn bytes(&self) -> usize {
+        self.messages.iter().map(|(message, _)| message.json().len()).sum()
+    }
+
     /// Returns a hash of everything that the request contains. White space between the tokens of the JSON does not change it.
     pub fn fingerprint(&self) -> Vec<u8> {
         let mut hash = Sha256::new();

@@ -240,8 +240,7 @@ impl ContextCache {
         stored: &PersistedExchange,
         limit: impl Fn(Option<i64>) -> TailLimit,
     ) {
-        let bytes = exchange.messages.iter().map(|(message, _)| message.json().len()).sum::<usize>();
-        if bytes > self.max_snapshot_bytes {
+        if exchange.bytes() > self.max_snapshot_bytes {
             return;
         }
         let messages = (stored.first_seq..).zip(&exchange.messages).map(|(seq, (message, tokens))| {

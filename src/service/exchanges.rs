@@ -28,7 +28,7 @@ impl MemoryService {
         key: Option<String>,
         default_user: Option<UserId>,
     ) -> Result<PersistedExchange, Error> {
-        let bytes = message_bytes(&exchange);
+        let bytes = exchange.bytes();
         let (exchange, key) = match key {
             Some(key) => {
                 let hash = move || (IdempotencyKey { key, fingerprint: exchange.fingerprint() }, exchange);
@@ -51,8 +51,7 @@ impl MemoryService {
     pub(super) async fn append(&self, request: AppendRequest) -> Result<PersistedExchange, Error> {
         let (tenant, session) = (request.tenant.clone(), request.session.clone());
         let exchange = Arc::clone(&request.exchange);
-        let outcome = self.store.append_exchange(request).await;
-        match outcome? {
+        match self.store.append_exchange(request).await? {
             AppendOutcome::Appended(appended) => {
                 let limit = |window| self.config.policy.tail_limit(window);
                 self.context_cache.append(&tenant, &session, &exchange, &appended, limit);
@@ -91,9 +90,4 @@ impl MemoryService {
         };
         tokio::spawn(capacity::scope(capacity::internal(), consolidate.in_current_span()));
     }
-}
-
-/// Returns the size of the messages as JSON.
-fn message_bytes(exchange: &Exchange) -> usize {
-    exchange.messages.iter().map(|(message, _)| message.json().len()).sum()
 }

@@ -42,8 +42,7 @@ impl MemoryService {
         let (this, tenant, source) = (self.clone(), tenant.clone(), source.clone());
         let fork = async move {
             let copy = Box::pin(this.store.fork_session(&tenant, &source, &target, through_seq));
-            let outcome = copy.await;
-            match outcome? {
+            match copy.await? {
                 ForkOutcome::Forked(session) => Ok(*session),
                 ForkOutcome::NotFound => Err(Error::SessionNotFound),
                 ForkOutcome::AfterEnd { last_seq } => {
@@ -69,8 +68,7 @@ impl MemoryService {
         let (this, source) = (self.clone(), source.clone());
         let fork = async move {
             let copy = Box::pin(this.store.fork_and_append(&source, through_seq, &append));
-            let outcome = copy.await;
-            Ok(outcome?)
+            Ok(copy.await?)
         };
         complete_internally(fork).await
     }
@@ -92,9 +90,7 @@ impl MemoryService {
             let max_messages = this.config.max_fork_messages;
             let copy =
                 Box::pin(this.store.rewind_session(&tenant, &id, &branch, after_seq, to_i64(max_messages)));
-            let outcome = copy.await;
-            // The index worker leaves the session out meanwhile.
-            match outcome? {
+            match copy.await? {
                 RewindOutcome::Rewound(session) => {
                     this.context_cache.forget_session(&tenant, &id);
                     Ok(Rewound { session: *session, branch: Some(branch) })

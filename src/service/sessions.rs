@@ -41,7 +41,6 @@ impl MemoryService {
         user: &UserId,
     ) -> Result<UserId, Error> {
         let owner = self.store.bind_session(tenant, session, user).await?;
-        // The messages of the session are indexed again, because entries of the index contain the user.
         if owner == *user { Ok(owner) } else { Err(Error::SessionUserMismatch) }
     }
 

@@ -34,11 +34,6 @@ const MAX_BATCHED_BYTES: usize = 128 * 1024;
 
 type AppendBatcher = Batcher<AppendRequest, AppendOutcome>;
 
-/// Returns the size of the messages of a request as JSON.
-pub(super) fn message_bytes(request: &AppendRequest) -> usize {
-    request.exchange.messages.iter().map(|(message, _)| message.json().len()).sum()
-}
-
 /// Appends exchanges, in batches or alone.
 #[derive(Debug)]
 pub(super) struct Appends {
@@ -87,7 +82,7 @@ impl Appends {
 
     /// Appends an exchange, together with others unless it is large or its session may be locked.
     pub(super) async fn append(&self, request: AppendRequest) -> Result<AppendOutcome, StoreError> {
-        if self.alone.contains(&request) || message_bytes(&request) > MAX_BATCHED_BYTES {
+        if self.alone.contains(&request) || request.exchange.bytes() > MAX_BATCHED_BYTES {
             self.batcher.run_alone(request).await
         } else {
             self.batcher.run(request).await
@@ -106,13 +101,13 @@ pub struct ExchangeTerms {
 /// Adds the terms of its messages to a request, if search is enabled.
 pub(super) async fn analyzed(analyzer: Option<Analyzer>, mut request: AppendRequest) -> AppendRequest {
     let Some(analyzer) = analyzer else { return request };
-    let exchange = Arc::clone(&request.exchange);
+    let (exchange, bytes) = (Arc::clone(&request.exchange), request.exchange.bytes());
     let analyze = move || {
         let mut own_results = OwnResults::default();
         let messages = exchange.messages.iter();
         messages.map(|(message, _)| terms(analyzer, message, &mut own_results)).collect()
     };
-    let of_messages = blocking::spawn_cpu_to_count(message_bytes(&request), analyze).await;
+    let of_messages = blocking::spawn_cpu_to_count(bytes, analyze).await;
     request.terms = Some(ExchangeTerms { analyzer, of_messages });
     request
 }
@@ -357,7 +352,7 @@ impl<'r> AppendedSession<'r> {
         self.last_seq += messages;
         self.messages += messages;
         self.tokens += exchange.tokens();
-        self.bytes += to_i64(message_bytes(request));
+        self.bytes += to_i64(exchange.bytes());
         self.metadata = exchange.metadata.as_deref().or(self.metadata);
         Decision::Append { first_seq }
     }
