@@ -3,7 +3,7 @@
 //! A transaction locks the sessions and reads them, decides about each exchange in the order of arrival, and then writes all
 //! sessions, messages, keys and terms of a tenant by one statement each.
 
-use super::batch::{BatchResults, Batcher};
+use super::batch::{BatchResults, Batcher, places_by_tenant};
 use super::messages::{NewMessage, insert_messages};
 use super::pool::retry_on_disconnect;
 use super::rows;
@@ -163,9 +163,9 @@ async fn append_all(
     purpose: Purpose,
     requests: &[AppendRequest],
 ) -> Result<Vec<AppendOutcome>, StoreError> {
-    let tenant = requests.first().map(|request| &request.tenant);
+    let first_tenant = requests.iter().map(|request| &request.tenant).min();
     let append = async {
-        let mut transaction = database.begin(tenant, purpose).await?;
+        let mut transaction = database.begin(first_tenant, purpose).await?;
         let outcomes = append_in_transaction(&mut transaction, requests).await?;
         transaction.commit().await?;
         Ok(outcomes)
@@ -173,18 +173,17 @@ async fn append_all(
     database.within_limit(append).await
 }
 
-/// Appends exchanges and returns the outcome of each.
+/// Appends exchanges and returns the outcome of each. The transaction has begun with the first tenant in the order of their names.
 pub(super) async fn append_in_transaction(
     transaction: &mut Transaction,
     requests: &[AppendRequest],
 ) -> Result<Vec<AppendOutcome>, StoreError> {
-    let mut by_tenant: BTreeMap<&TenantId, Vec<usize>> = BTreeMap::new();
-    for (place, request) in requests.iter().enumerate() {
-        by_tenant.entry(&request.tenant).or_default().push(place);
-    }
+    let by_tenant = places_by_tenant(requests.iter().map(|request| &request.tenant));
     let mut outcomes: Vec<Option<AppendOutcome>> = requests.iter().map(|_| None).collect();
-    for (tenant, places) in by_tenant {
-        transaction.set_tenant(tenant).await?;
+    for (index, (tenant, places)) in by_tenant.into_iter().enumerate() {
+        if index > 0 {
+            transaction.set_tenant(tenant).await?;
+        }
         let of_tenant: Vec<&AppendRequest> = places.iter().filter_map(|place| requests.get(*place)).collect();
         let appended = append_of_tenant(transaction, tenant, &of_tenant).await?;
         for (place, outcome) in places.into_iter().zip(appended) {
@@ -379,8 +378,7 @@ async fn lock_sessions<'r>(
     let ids = sessions.keys().map(|session| session.as_str()).collect::<Value>().to_string();
     let statement = transaction.statement(LOCK_SESSIONS).bind(tenant.as_str()).bind(ids);
     for row in &statement.read_all().await? {
-        let id: &str = row.field("session_id")?;
-        if let Some((_, session)) = sessions.iter_mut().find(|(known, _)| known.as_str() == id) {
+        if let Some(session) = sessions.get_mut(&rows::session_id(row)?) {
             session.incarnation = row.field("incarnation")?;
             session.user = user_from_column(row.field("user_id")?)?;
             session.last_seq = row.field("last_seq")?;
@@ -396,27 +394,16 @@ async fn known_keys<'r>(
     requests: &[&'r AppendRequest],
 ) -> Result<HashMap<(&'r SessionId, &'r str), KnownKey>, StoreError> {
     /// On Postgres, `OFFSET 0` forces a lookup of each key, whatever number of rows the planner expects.
-    macro_rules! select_keys {
-        ($wanted:literal, $keys:literal) => {
-            concat!(
-                "SELECT w.place, k.fingerprint, k.first_seq, k.last_seq, k.has_user, k.created_at FROM ",
-                $wanted,
-                $keys
-            )
-        };
-    }
     const SELECT_KEYS: Sql = Sql {
-        postgres: select_keys!(
-            "json_to_recordset(CAST($2 AS json)) AS w (place bigint, session text, key text)",
-            " CROSS JOIN LATERAL (
-                SELECT * FROM idempotency_keys AS k
-                WHERE k.tenant_id = $1 AND k.session_id = w.session AND k.key = w.key OFFSET 0
-            ) AS k"
-        ),
-        sqlite: select_keys!(
-            "(SELECT value ->> 'place' AS place, value ->> 'session' AS session, value ->> 'key' AS key FROM json_each($2)) AS w",
-            " CROSS JOIN idempotency_keys AS k ON k.tenant_id = $1 AND k.session_id = w.session AND k.key = w.key"
-        ),
+        postgres: "SELECT w.place, k.fingerprint, k.first_seq, k.last_seq, k.has_user, k.created_at
+            FROM json_to_recordset(CAST($2 AS json)) AS w (place bigint, session text, key text)
+                CROSS JOIN LATERAL (
+                    SELECT * FROM idempotency_keys
+                    WHERE tenant_id = $1 AND session_id = w.session AND key = w.key OFFSET 0
+                ) AS k",
+        sqlite: "SELECT value ->> 'place' AS place, k.fingerprint, k.first_seq, k.last_seq, k.has_user, k.created_at
+            FROM json_each($2) AS w CROSS JOIN idempotency_keys AS k
+                ON k.tenant_id = $1 AND k.session_id = value ->> 'session' AND k.key = value ->> 'key'",
     };
     let keyed = requests.iter().enumerate();
     let keyed = keyed.filter_map(|(place, request)| {
@@ -433,16 +420,12 @@ async fn known_keys<'r>(
         let Some(AppendRequest { session, key: Some(key), .. }) = requests.get(place).copied() else {
             continue;
         };
-        let exchange = PersistedExchange {
-            first_seq: row.field("first_seq")?,
-            last_seq: row.field("last_seq")?,
-            created_at: row.time("created_at")?,
-            user_id: None,
-            incarnation: None,
-            replayed: true,
+        let known_key = KnownKey {
+            fingerprint: row.field("fingerprint")?,
+            exchange: rows::keyed_exchange(row)?,
+            has_user: row.field("has_user")?,
         };
-        let (fingerprint, has_user) = (row.field("fingerprint")?, row.field("has_user")?);
-        known.insert((session, key.key.as_str()), KnownKey { fingerprint, exchange, has_user });
+        known.insert((session, key.key.as_str()), known_key);
     }
     Ok(known)
 }
@@ -500,8 +483,8 @@ async fn write_sessions(
     sessions: &BTreeMap<&SessionId, AppendedSession<'_>>,
 ) -> Result<Written, StoreError> {
     /// `last_seq` is that of the locked session with the new messages. If another transaction has created the session meanwhile,
-    /// the insertion of the messages fails, and if it has bound the session to another user, its row is missing in the result. A session that gets its user also gets another incarnation, so that copies without the
-    /// user become invalid.
+    /// the insertion of the messages fails, and if it has bound the session to another user, its row is missing in the result. A
+    /// session that gets its user also gets another incarnation, so that copies without the user become invalid.
     macro_rules! upsert_sessions {
         ($columns:literal, $values:literal, $now:literal, $hour:literal, $from:literal, $greatest:literal, $random:literal) => {
             concat!(
@@ -603,7 +586,9 @@ async fn insert_keys(
                 value ->> 'first_seq' AS first_seq, value ->> 'last_seq' AS last_seq FROM json_each($2)) AS w"
         ),
     };
-    const DELETE_EXPIRED_KEYS: &str = "DELETE FROM idempotency_keys WHERE tenant_id = $1 AND session_id = $2 AND created_at < $3 AND first_seq > 0";
+    const DELETE_EXPIRED_KEYS: &str = "\
+        DELETE FROM idempotency_keys
+        WHERE tenant_id = $1 AND session_id = $2 AND created_at < $3 AND first_seq > 0";
     let mut keys = Vec::new();
     for placed in placed {
         let AppendRequest { session, key: Some(IdempotencyKey { key, fingerprint }), .. } = placed.request

@@ -6,8 +6,10 @@
 
 use super::StoreError;
 use crate::capacity;
+use crate::domain::id::TenantId;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -25,6 +27,17 @@ struct Queued<Q, A> {
 pub(super) struct Batcher<Q, A> {
     queue: mpsc::UnboundedSender<Queued<Q, A>>,
     run_alone: RunAlone<Q, A>,
+}
+
+/// Returns the places of the requests of each tenant, by the tenant of each request.
+pub(super) fn places_by_tenant<'t>(
+    tenants: impl Iterator<Item = &'t TenantId>,
+) -> BTreeMap<&'t TenantId, Vec<usize>> {
+    let mut places: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for (place, tenant) in tenants.enumerate() {
+        places.entry(tenant).or_default().push(place);
+    }
+    places
 }
 
 type RunAlone<Q, A> = Arc<dyn Fn(Q) -> BoxFuture<'static, Result<A, StoreError>> + Send + Sync>;

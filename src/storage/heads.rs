@@ -1,12 +1,12 @@
 //! Reading the heads of sessions. Those that are read at the same time share a statement.
 
-use super::batch::Batcher;
+use super::batch::{Batcher, places_by_tenant};
 use super::pool::retry_on_disconnect;
 use super::statement::{Database, DbRow as _, Sql};
 use super::{SessionHead, StoreError, rows};
 use crate::domain::id::{SessionId, TenantId};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Largest number of heads that are read together.
@@ -65,27 +65,14 @@ async fn read_heads(
         ),
         sqlite: select_heads!("$3", "IN (SELECT value FROM json_each($2))"),
     };
-    let mut by_tenant: BTreeMap<&TenantId, Vec<usize>> = BTreeMap::new();
-    for (place, (tenant, _)) in requests.iter().enumerate() {
-        by_tenant.entry(tenant).or_default().push(place);
-    }
-    let mut heads = vec![None; requests.len()];
-    for (tenant, places) in by_tenant {
-        let session = |place: &usize| requests.get(*place).map(|(_, session)| session);
-        let sessions =
-            places.iter().filter_map(session).map(SessionId::as_str).collect::<Value>().to_string();
+    let mut heads: HashMap<(&TenantId, SessionId), SessionHead> = HashMap::new();
+    for (tenant, places) in places_by_tenant(requests.iter().map(|(tenant, _)| tenant)) {
+        let sessions = places.iter().filter_map(|place| Some(requests.get(*place)?.1.as_str()));
+        let sessions = sessions.collect::<Value>().to_string();
         let statement = database.statement(tenant, SELECT_HEADS).bind(sessions).bind_now();
         for row in &statement.read_all().await? {
-            let head = rows::session_head(row, row.time("now")?)?;
-            let id: &str = row.field("session_id")?;
-            for place in
-                places.iter().filter(|place| session(place).is_some_and(|session| session.as_str() == id))
-            {
-                if let Some(slot) = heads.get_mut(*place) {
-                    *slot = Some(head.clone());
-                }
-            }
+            heads.insert((tenant, rows::session_id(row)?), rows::session_head(row, row.time("now")?)?);
         }
     }
-    Ok(heads)
+    Ok(requests.iter().map(|(tenant, session)| heads.get(&(tenant, session.clone())).cloned()).collect())
 }

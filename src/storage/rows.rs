@@ -5,6 +5,7 @@ use super::values::user_from_column;
 use super::{MemoryVersion, SessionHead, StoreError, StoredMessage};
 use crate::domain::api_key::{KeyId, KeyRecord, Scope};
 use crate::domain::consolidation_record::ConsolidationRecord;
+use crate::domain::exchange::PersistedExchange;
 use crate::domain::id::{KeyName, SessionId, TenantId};
 use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
 use crate::domain::message::{Message, Role};
@@ -228,6 +229,18 @@ pub(super) fn message_metadata(row: &impl DbRow) -> Result<MessageMetadata, Stor
 
 pub(super) fn role(name: &str) -> Result<Role, StoreError> {
     Role::parse(name).ok_or(name).map_err(StoreError::corrupt("the role of a message"))
+}
+
+/// Decodes the exchange of an idempotency key, without its user.
+pub(super) fn keyed_exchange(row: &impl DbRow) -> Result<PersistedExchange, StoreError> {
+    Ok(PersistedExchange {
+        first_seq: row.field("first_seq")?,
+        last_seq: row.field("last_seq")?,
+        created_at: row.time("created_at")?,
+        user_id: None,
+        incarnation: None,
+        replayed: true,
+    })
 }
 
 pub(super) fn tenant_id(row: &impl DbRow) -> Result<TenantId, StoreError> {

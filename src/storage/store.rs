@@ -241,15 +241,8 @@ impl Store {
             WHERE k.tenant_id = $1 AND k.session_id = $2 AND k.key = $3 AND s.last_seq > 0";
         let statement = self.statement(tenant, SELECT_KEYED_EXCHANGE).bind(session.as_str()).bind(key);
         decode(statement.read().await?, |row| {
-            let exchange = PersistedExchange {
-                first_seq: row.field("first_seq")?,
-                last_seq: row.field("last_seq")?,
-                created_at: row.time("created_at")?,
-                user_id: user_from_column(row.field("user_id")?)?,
-                incarnation: None,
-                replayed: true,
-            };
-            Ok((exchange, row.field("fingerprint")?))
+            let user_id = user_from_column(row.field("user_id")?)?;
+            Ok((PersistedExchange { user_id, ..rows::keyed_exchange(row)? }, row.field("fingerprint")?))
         })
     }
 
