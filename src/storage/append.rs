@@ -245,7 +245,7 @@ async fn append_of_tenant(
     requests: &[&AppendRequest],
 ) -> Result<Vec<AppendOutcome>, StoreError> {
     let mut sessions = lock_sessions(transaction, tenant, requests).await?;
-    let keys = known_keys(transaction, tenant, requests).await?;
+    let keys = known_keys(transaction, tenant, requests, &sessions).await?;
     let mut new_keys: HashMap<(&SessionId, &str), usize> = HashMap::new();
     let mut decisions = Vec::with_capacity(requests.len());
     for (place, request) in requests.iter().enumerate() {
@@ -387,11 +387,12 @@ async fn lock_sessions<'r>(
     Ok(sessions)
 }
 
-/// Returns the stored keys of requests by session and key.
+/// Returns the stored keys of requests by session and key. Those of a session without messages do not count: it is being erased.
 async fn known_keys<'r>(
     transaction: &mut Transaction,
     tenant: &TenantId,
     requests: &[&'r AppendRequest],
+    sessions: &BTreeMap<&SessionId, AppendedSession<'_>>,
 ) -> Result<HashMap<(&'r SessionId, &'r str), KnownKey>, StoreError> {
     /// On Postgres, `OFFSET 0` forces a lookup of each key, whatever number of rows the planner expects.
     const SELECT_KEYS: Sql = Sql {
@@ -407,6 +408,7 @@ async fn known_keys<'r>(
     };
     let keyed = requests.iter().enumerate();
     let keyed = keyed.filter_map(|(place, request)| {
+        sessions.get(&request.session).filter(|session| session.last_seq > 0)?;
         Some(json!({"place": place, "session": request.session.as_str(), "key": request.key.as_ref()?.key}))
     });
     let keyed: Vec<Value> = keyed.collect();

@@ -289,6 +289,22 @@ async fn simultaneous_erasures_of_a_user_end_when_nothing_is_left(backend: Backe
     assert!(first || second);
 }
 
+/// On SQLite, an erasure hides the session before it deletes the messages and the keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn key_of_a_session_that_is_being_erased_is_unknown() {
+    const HIDE: &str =
+        "UPDATE sessions SET import_token = randomblob(16), import_until = 0, user_id = '', last_seq = 0";
+    let backend = Backend::sqlite().await;
+    let demo = Conversation::on(&backend).await;
+    let exchange = exchange_of("ada", &["a", "b"]);
+    let key = key("k", &exchange);
+    assert_eq!(demo.say(&["a"]).await.first_seq, 1);
+    assert_eq!(recorded(demo.append(&exchange, Some(&key)).await).first_seq, 2);
+    Sql::on(&backend).await.run(HIDE).await;
+    let again = recorded(demo.append(&exchange, Some(&key)).await);
+    assert_eq!((again.first_seq, again.replayed), (1, false));
+}
+
 /// The index has several segments, and is larger than what a step of the merge writes.
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
