@@ -32,21 +32,14 @@ pub struct SearchFilter {
 /// Only a small part of a message with more JSON than this is searchable.
 const LARGE_MESSAGE_BYTES: i64 = 128 * 1024;
 
-/// Consecutive messages of a session. Those next to `origin` come first.
-struct Span<'a> {
-    session: &'a SessionId,
-    origin: i64,
-    first: i64,
-    last: i64,
-}
-
-/// Spans are one JSON text. Sessions that are being imported or erased have messages that are not part of a history. The bounds are columns, because row-level security prevents index conditions on computed values.
-/// Messages beyond the size limit are not read, because both databases know the length of a text without reading it.
+/// A span is a JSON list: the place of the reference, its session and its `seq`, and the first and the last `seq` of the span. Sessions
+/// that are being imported or erased have messages that are not part of a history. The bounds are columns, because row-level security
+/// prevents index conditions on computed values. Messages beyond the size limit are not read, because both databases know the length of a text without reading it.
 macro_rules! read_spans {
     ($elements:literal, $lateral:literal, $fence:literal, $columns:literal, $message:literal) => {
         concat!(
             "WITH spans AS MATERIALIZED (
-                SELECT value ->> 1 AS session_id, CAST(value ->> 0 AS bigint) AS place, CAST(value ->> 2 AS bigint) AS origin,
+                SELECT CAST(value ->> 0 AS bigint) AS place, value ->> 1 AS session_id, CAST(value ->> 2 AS bigint) AS origin,
                     CAST(value ->> 3 AS bigint) AS first_seq, CAST(value ->> 4 AS bigint) AS last_seq
                 FROM ", $elements, "
             ), found AS (
@@ -109,32 +102,19 @@ impl Store {
         distances: &[RangeInclusive<i64>],
         max_bytes: i64,
     ) -> Result<Vec<(SessionId, StoredMessage)>, StoreError> {
-        let spans = spans_around(refs, distances);
-        let span = |(place, Span { session, origin, first, last })| {
-            json!([place, session.as_str(), origin, first, last])
-        };
-        let statement =
-            self.statement(tenant, READ_SPANS).bind(spans.map(span).collect::<Value>().to_string());
+        let spans = refs.iter().enumerate().flat_map(|(place, MessageRef { session, seq })| {
+            distances.iter().map(move |distances| {
+                let [first, last] = [distances.start(), distances.end()].map(|by| seq.saturating_add(*by));
+                json!([place, session.as_str(), seq, first, last])
+            })
+        });
+        let statement = self.statement(tenant, READ_SPANS).bind(spans.collect::<Value>().to_string());
         let statement = statement.bind(max_bytes).bind(LARGE_MESSAGE_BYTES).bind(user.map(UserId::as_str));
         let mut found = decode_spans(&statement.read_all().await?)?;
         let mut known = HashSet::with_capacity(found.len());
         found.retain(|(session, message)| known.insert((session.clone(), message.seq)));
         Ok(found)
     }
-}
-
-/// Returns the spans of messages at distances from others.
-fn spans_around<'r>(
-    refs: &'r [MessageRef],
-    distances: &'r [RangeInclusive<i64>],
-) -> impl Iterator<Item = (usize, Span<'r>)> {
-    refs.iter().enumerate().flat_map(move |(place, &MessageRef { ref session, seq: origin })| {
-        distances.iter().map(move |distances| {
-            let [first, last] =
-                [distances.start(), distances.end()].map(|distance| origin.saturating_add(*distance));
-            (place, Span { session, origin, first, last })
-        })
-    })
 }
 
 /// Decodes the rows of [`READ_SPANS`], and sorts them by place.

@@ -177,6 +177,7 @@ impl Store {
     /// Merges the index of SQLite if messages have left it, or if that is not known because the process has just started: until a merge,
     /// their terms stay in the file. Other transactions write between its steps.
     pub async fn merge_index(&self) -> Result<(), StoreError> {
+        let Some(database) = self.sqlite() else { return Ok(()) };
         if !self.has_erased_terms.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -184,9 +185,7 @@ impl Store {
         while self.merge_step(is_first).await.inspect_err(|_| self.note_erased_terms())? {
             is_first = false;
         }
-        if let Some(database) = self.sqlite() {
-            database.truncate_wal().await;
-        }
+        database.truncate_wal().await;
         Ok(())
     }
 
@@ -194,24 +193,19 @@ impl Store {
     async fn merge_step(&self, is_first: bool) -> Result<bool, StoreError> {
         /// A negative number of pages makes all parts of the index one group, which later steps continue with.
         const MERGE: &str = "INSERT INTO search_terms (search_terms, rank) VALUES ('merge', $1)";
-        const COUNT_CHANGES: &str = "SELECT total_changes() AS changes";
         const PAGES: i64 = 500;
         let mut transaction = self.database.begin(None, Purpose::Write).await?;
-        if !transaction.is_sqlite() {
-            transaction.rollback().await?;
-            return Ok(false);
-        }
-        let mut changes = [0_i64; 2];
-        for (place, after) in changes.iter_mut().enumerate() {
-            if place == 1 {
-                transaction.statement(MERGE).bind(if is_first { -PAGES } else { PAGES }).execute().await?;
-            }
-            let row = transaction.statement(COUNT_CHANGES).read().await?.ok_or(sqlx::Error::RowNotFound)?;
-            *after = row.field("changes")?;
-        }
+        let before = total_changes(&mut transaction).await?;
+        transaction.statement(MERGE).bind(if is_first { -PAGES } else { PAGES }).execute().await?;
+        let after = total_changes(&mut transaction).await?;
         transaction.commit().await?;
         // As documented for FTS5: a merge without work changes fewer than two rows.
-        let [before, after] = changes;
         Ok(after - before >= 2)
     }
+}
+
+/// Returns the number of rows that the connection to SQLite has changed, including those of the tables behind the index.
+async fn total_changes(transaction: &mut Transaction) -> Result<i64, StoreError> {
+    let statement = transaction.statement("SELECT total_changes() AS changes");
+    Ok(statement.read().await?.ok_or(sqlx::Error::RowNotFound)?.field("changes")?)
 }

@@ -1,7 +1,7 @@
 //! The search index of the database: FTS5 on SQLite, `tsvector` with GIN on Postgres.
 //!
-//! Two functions alone name its table: [`search_add`] writes the terms of messages in the transaction of the messages, and
-//! [`search_match`] finds messages. Triggers remove the terms of messages that are erased, rewound or redacted. On Postgres, the
+//! Two functions alone use the rows of its table: [`search_add`] writes the terms of messages in the transaction of the messages,
+//! and [`search_match`] finds messages. Triggers remove the terms of messages that are erased, rewound or redacted. On Postgres, the
 //! table has no row-level security, so both functions name the tenant in each statement.
 
 use super::pool::retry_on_disconnect;
@@ -112,53 +112,19 @@ async fn search_match(
     query: &TermQuery,
 ) -> Result<Vec<IndexMatch>, StoreError> {
     /// The result is one row, because the driver of SQLite takes long for each.
-    macro_rules! match_terms {
-        ($aggregate:literal, $array:literal, $from:literal, $matches:literal, $micros:literal, $position:literal, $order:literal) => {
-            concat!(
-                "SELECT CAST(",
-                $aggregate,
-                "(",
-                $array,
-                "(position, session_id, seq)) AS text) AS found FROM (
-                    SELECT ",
-                $position,
-                " AS position, m.session_id, m.seq FROM ",
-                $from,
-                "
-                    WHERE ",
-                $matches,
-                " AND m.tenant_id = $1 AND ($3 IS NULL OR m.session_id = $3)
-                        AND m.",
-                $micros,
-                " >= $4 AND m.",
-                $micros,
-                " < $5 AND NOT (m.session_id = $6 AND m.seq >= $7)
-                    ORDER BY ",
-                $order,
-                " DESC LIMIT $8
-                ) AS matches"
-            )
-        };
-    }
     const MATCH_TERMS: Sql = Sql {
-        postgres: match_terms!(
-            "json_agg",
-            "json_build_array",
-            "search_terms AS m",
-            "m.terms @@ CAST($2 AS tsquery)",
-            "micros",
-            "m.micros",
-            "m.micros DESC, m.seq"
-        ),
-        sqlite: match_terms!(
-            "json_group_array",
-            "json_array",
-            "search_terms CROSS JOIN messages AS m ON m.id = search_terms.rowid",
-            "search_terms MATCH $2",
-            "created_at",
-            "search_terms.rowid",
-            "search_terms.rowid"
-        ),
+        postgres: "SELECT CAST(json_agg(json_build_array(micros, session_id, seq)) AS text) AS found FROM (
+                SELECT micros, session_id, seq FROM search_terms
+                WHERE terms @@ CAST($2 AS tsquery) AND tenant_id = $1 AND ($3 IS NULL OR session_id = $3)
+                    AND micros >= $4 AND micros < $5 AND NOT (session_id = $6 AND seq >= $7)
+                ORDER BY micros DESC, seq DESC LIMIT $8
+            ) AS matches",
+        sqlite: "SELECT json_group_array(json_array(id, session_id, seq)) AS found FROM (
+                SELECT m.id, m.session_id, m.seq FROM search_terms CROSS JOIN messages AS m ON m.id = search_terms.rowid
+                WHERE search_terms MATCH $2 AND m.tenant_id = $1 AND ($3 IS NULL OR m.session_id = $3)
+                    AND m.created_at >= $4 AND m.created_at < $5 AND NOT (m.session_id = $6 AND m.seq >= $7)
+                ORDER BY search_terms.rowid DESC LIMIT $8
+            ) AS matches",
     };
     let SearchFilter { session, user, role, since, until, unseen, excluded_terms } = filter;
     let mut required = vec![match (session, user) {
@@ -170,11 +136,10 @@ async fn search_match(
     required.extend(role.map(Role::as_str).map(index_terms::role_term));
     let syntax = if transaction.is_sqlite() { Syntax::FTS5 } else { Syntax::TSQUERY };
     let query = syntax.query(&required, query, excluded_terms);
-    let micros = |time: Option<OffsetDateTime>| time.map(|time| DbTime(time).micros());
+    let micros = |time: OffsetDateTime| DbTime(time).micros();
     let statement = transaction.statement(MATCH_TERMS).bind(tenant.as_str()).bind(query);
     let statement = statement.bind(session.as_ref().map(SessionId::as_str));
-    let statement =
-        statement.bind(micros(*since).unwrap_or(i64::MIN)).bind(micros(*until).unwrap_or(i64::MAX));
+    let statement = statement.bind(since.map_or(i64::MIN, micros)).bind(until.map_or(i64::MAX, micros));
     let unseen = unseen.as_ref();
     let statement = statement.bind(unseen.map_or("", |unseen| unseen.session.as_str()));
     let statement = statement.bind(unseen.map_or(i64::MAX, |unseen| unseen.seq)).bind(to_i64(MAX_MATCHES));
