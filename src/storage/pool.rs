@@ -106,71 +106,80 @@ impl Connections {
     }
 
     /// Runs `operation` on a connection, within the statement timeout. A connection that fails, or whose operation is
-    /// cancelled, is closed: see [`OpenTransaction`].
+    /// cancelled, is closed.
     pub(super) async fn with_connection<T>(
         &self,
         operation: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let limit = self.statement_timeout;
-        let _held = self.permit().await?;
-        let mut guard = CloseIfCancelled { connection: None };
-        let connection = guard.connection.insert(self.pool.acquire().await?);
-        let result = timeout(limit, operation(connection)).await.unwrap_or_else(|_| Err(timed_out(limit)));
-        if let Some(mut connection) = guard.connection.take()
-            && let Err(error) = &result
-            && is_connection_broken(error)
-        {
+        let mut used = self.acquire().await?;
+        let result =
+            timeout(limit, operation(&mut used.connection)).await.unwrap_or_else(|_| Err(timed_out(limit)));
+        used.must_close = result.as_ref().is_err_and(is_connection_broken);
+        if used.must_close {
             self.last_failure.record();
-            connection.close_on_drop();
         }
         result
     }
 
-    /// Waits for the permit for a connection.
-    async fn permit(&self) -> Result<Held, Error> {
-        let wait = self.pool.options().get_acquire_timeout();
-        self.shares.acquire(1, Some(wait)).await.map_err(|_| Error::PoolTimedOut)
-    }
-
     /// Begins a transaction by a text of statements.
     pub(super) async fn begin_with(&self, sql: impl SqlSafeStr) -> Result<OpenTransaction, Error> {
-        let held = self.permit().await?;
-        let connection = self.pool.acquire().await?;
         let last_failure = self.last_failure.clone();
-        let mut transaction = OpenTransaction { connection, is_open: true, last_failure, _held: held };
-        sqlx::raw_sql(sql).execute(&mut *transaction.connection).await?;
+        let mut transaction = OpenTransaction { used: self.acquire().await?, last_failure };
+        sqlx::raw_sql(sql).execute(transaction.connection()).await?;
         Ok(transaction)
+    }
+
+    /// Waits for the permit for a connection, and for the connection.
+    async fn acquire(&self) -> Result<UsedConnection, Error> {
+        let wait = self.pool.options().get_acquire_timeout();
+        let held = self.shares.acquire(1, Some(wait)).await.map_err(|_| Error::PoolTimedOut)?;
+        let connection = self.pool.acquire().await?;
+        Ok(UsedConnection { connection, must_close: true, _held: held })
     }
 }
 
-/// A transaction, with the permit for its connection. If it is dropped before its end, because of an error or because the caller was
-/// cancelled, its connection is closed, which rolls it back: the driver does not know if a statement still runs on it.
+/// A connection in use, with its permit. If it is dropped before the end of its use, because of an error or because the caller was
+/// cancelled, it is closed, which rolls its transaction back: the driver does not know if a statement still runs on it.
+#[derive(Debug)]
+struct UsedConnection {
+    connection: PoolConnection<Postgres>,
+    must_close: bool,
+    _held: Held,
+}
+
+impl Drop for UsedConnection {
+    fn drop(&mut self) {
+        if self.must_close {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// A transaction. If it is dropped before its end, its connection is closed, and may have failed.
 #[derive(Debug)]
 pub(super) struct OpenTransaction {
-    connection: PoolConnection<Postgres>,
-    is_open: bool,
+    used: UsedConnection,
     last_failure: LastEvent,
-    _held: Held,
 }
 
 impl OpenTransaction {
     pub(super) fn connection(&mut self) -> &mut PgConnection {
-        &mut self.connection
+        &mut self.used.connection
     }
 
     /// Ends the transaction by `COMMIT` or `ROLLBACK`.
     pub(super) async fn end(mut self, sql: &'static str) -> Result<(), Error> {
-        sqlx::raw_sql(sql).execute(&mut *self.connection).await?;
-        self.is_open = false;
+        sqlx::raw_sql(sql).execute(self.connection()).await?;
+        self.used.must_close = false;
         Ok(())
     }
 }
 
 impl Drop for OpenTransaction {
     fn drop(&mut self) {
-        if self.is_open {
+        if self.used.must_close {
             self.last_failure.record();
-            self.connection.close_on_drop();
         }
     }
 }
@@ -187,20 +196,6 @@ fn shares(connections: u32, key_share: f64) -> Resource {
 /// Returns the error of a statement that takes too long.
 pub(super) fn timed_out(limit: Duration) -> Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")).into()
-}
-
-/// A connection that is closed if its operation does not finish.
-struct CloseIfCancelled {
-    /// `None` after the operation has finished.
-    connection: Option<PoolConnection<Postgres>>,
-}
-
-impl Drop for CloseIfCancelled {
-    fn drop(&mut self) {
-        if let Some(connection) = &mut self.connection {
-            connection.close_on_drop();
-        }
-    }
 }
 
 /// Returns `true` if the connection can't be used any more: it is broken, its server is shutting down, or the server is

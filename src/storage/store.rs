@@ -70,6 +70,7 @@ impl Store {
         self.database.begin(Some(tenant), Purpose::Write).await
     }
 
+    /// Runs the future of a transaction: see [`Database::within_limit`].
     pub(super) async fn within_limit<T>(
         &self,
         transaction: impl Future<Output = Result<T, StoreError>> + Send,
@@ -88,10 +89,10 @@ impl Store {
 
 /// Calls the method of the database. The futures are boxed because they are large.
 macro_rules! dispatch {
-    ($self:ident, $method:ident($($argument:ident),*)) => {
+    ($self:ident, $method:ident) => {
         match &*$self.database {
-            Database::Postgres(database) => Box::pin(database.$method($($argument),*)).await,
-            Database::Sqlite(database) => Box::pin(database.$method($($argument),*)).await,
+            Database::Postgres(database) => Box::pin(database.$method()).await,
+            Database::Sqlite(database) => Box::pin(database.$method()).await,
         }
     };
 }
@@ -183,12 +184,12 @@ impl Store {
 
     /// Returns an error if the database is unavailable, or if its schema is not the one of this release.
     pub async fn check_ready(&self) -> Result<(), StoreError> {
-        dispatch!(self, check_ready())
+        dispatch!(self, check_ready)
     }
 
     /// Connects to the database and returns facts about it, without writing.
     pub async fn examine(&self) -> Result<DatabaseFacts, StoreError> {
-        dispatch!(self, examine())
+        dispatch!(self, examine)
     }
 
     /// Returns the number of connections. On SQLite, one of them writes.
@@ -202,7 +203,7 @@ impl Store {
 
     /// Closes all connections. Later calls fail.
     pub async fn close(&self) {
-        dispatch!(self, close());
+        dispatch!(self, close);
     }
 
     /// Appends the messages of an exchange, and creates the session if it does not exist. `seq` is allocated in the
