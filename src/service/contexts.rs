@@ -15,6 +15,7 @@ use crate::domain::format::{
     self, Format, ListOptions, Opening, RenderInput, RenderedContext, RenderedMessage, needs_opening,
 };
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::memory::MemoryDocument;
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata};
 use crate::domain::recall::{self, RecallOptions, RecalledMessage};
@@ -269,10 +270,9 @@ impl ContextBuilder<'_> {
     /// Returns the window of the request in tokens of the stored encoding.
     async fn window_of(&self, snapshot: &ContextSnapshot) -> Option<Window> {
         let tokens = self.service.config.tokenizer.unscale(self.service.list_tokens(&self.options)?);
-        let (bytes, options) = (self.counted_bytes(snapshot), Arc::clone(&self.options));
-        let snapshot = ContextSnapshot { session: None, ..snapshot.clone() };
-        let count = move || system_message(&snapshot, &options, None).tokens;
-        let system = blocking::spawn_cpu_to_count(bytes, count).await;
+        let (memory, options) = (snapshot.memory.clone(), Arc::clone(&self.options));
+        let count = move || system_message(memory.as_deref(), None, &options, None).tokens;
+        let system = blocking::spawn_cpu_to_count(self.counted_bytes(snapshot), count).await;
         Some(Window { tokens, fixed: tokens::PER_LIST + system + self.user_message_tokens() })
     }
 
@@ -497,7 +497,8 @@ impl MemoryService {
         #[expect(clippy::needless_late_init, reason = "what is rendered refers to it, and is dropped first")]
         let shortened;
         let (tokenizer, budget) = (self.config.tokenizer, self.list_tokens(options));
-        let (session, tail) = (snapshot.session.as_ref(), &*snapshot.tail);
+        let (memory, session, tail) =
+            (snapshot.memory.as_deref(), snapshot.session.as_ref(), &*snapshot.tail);
         let owner = session.and_then(|session| session.user_id.clone());
         let mut coverage = self.plan_coverage(session, tail.metadata(), budget.is_some(), &report);
         let first = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
@@ -512,7 +513,7 @@ impl MemoryService {
 
         let mut history = render.messages(tail, first)?;
         let notice = self.notice(snapshot, &coverage, budget.is_some());
-        let mut system = system_message(snapshot, options, notice);
+        let mut system = system_message(memory, session, options, notice);
         let mut costs =
             ListCosts::new(tokenizer, &system, &history, metadata.len(), user_message.as_ref(), &opening);
         let fit = |costs: &ListCosts| match budget {
@@ -529,7 +530,7 @@ impl MemoryService {
         let soon = is_almost_full.then_some(Notice::Soon);
         let told = if fitted.first > 0 { Some(Notice::Omitted) } else { notice.or(soon) };
         if told != notice {
-            let with_notice = system_message(snapshot, options, told);
+            let with_notice = system_message(memory, session, options, told);
             let without = std::mem::replace(&mut costs.system, tokenizer.scale(with_notice.tokens));
             match fit(&costs) {
                 // A notice that takes the place of messages would not be true.
@@ -720,14 +721,15 @@ impl MemoryService {
 }
 
 fn system_message(
-    snapshot: &ContextSnapshot,
+    memory: Option<&MemoryDocument>,
+    session: Option<&Session>,
     options: &ContextOptions,
     notice: Option<Notice>,
 ) -> SystemMessage {
     context::system_message(&SystemParts {
         system_prompt: options.system_prompt.as_deref().unwrap_or_default(),
-        memory: snapshot.memory.as_ref().map_or("", |memory| &memory.content),
-        summary: snapshot.session.as_ref().map_or("", |session| &session.summary.text),
+        memory: memory.map_or("", |memory| &memory.content),
+        summary: session.map_or("", |session| &session.summary.text),
         skills: &options.skills,
         notice,
     })
