@@ -2,7 +2,7 @@
 
 use crate::conversation::{Conversation, LONG, exchange, session_id, user_id};
 use crate::search::{probe, seqs};
-use crate::sql::Sql;
+use crate::sql::{Sql, files};
 use crate::support::backend::Backend;
 use crate::support::factor::test_factor;
 use futures_util::future::join_all;
@@ -255,6 +255,24 @@ impl Scene {
         }
     }
 
+    /// Checks that the files of SQLite contain the words of stored messages only.
+    async fn check_files(&self, backend: &Backend) {
+        self.store.merge_index().await.unwrap();
+        self.store.remove_redacted_traces().await;
+        let mut stored = String::new();
+        for place in self.sessions.keys() {
+            let demo = self.at(place);
+            if demo.find().await.is_none() {
+                continue;
+            }
+            let messages = demo.history().await;
+            stored.extend(messages.iter().map(|message| message.json.as_str()));
+        }
+        for word in self.unique.iter().filter(|word| !stored.contains(word.as_str())) {
+            assert_eq!(files(backend, &word[8..]), [""; 0], "{word}");
+        }
+    }
+
     /// Returns the filters for each session, user and role, and combinations of them.
     fn filters(&self) -> Vec<SearchFilter> {
         let sessions: BTreeSet<_> = self.sessions.keys().map(|(_, session)| session.clone()).collect();
@@ -284,7 +302,7 @@ async fn searches_find_exactly_the_visible_messages_after_any_operations(backend
             handle.block_on(async {
                 let tenants =
                     ["one", "two"].map(|name| TenantId::new(format!("{name}{}", number.get())).unwrap());
-                let (store, used) = (Arc::clone(&store), number.get() << 32);
+                let (store, used) = (Arc::clone(&store), number.get() * 1_000_000);
                 let (sessions, unique) = (BTreeMap::new(), Vec::new());
                 let mut scene = Scene { store, tenants, sessions, used, unique };
                 for operation in operations {
@@ -292,6 +310,7 @@ async fn searches_find_exactly_the_visible_messages_after_any_operations(backend
                     scene.check(&scene.visible().await, &[SearchFilter::default()]).await;
                 }
                 scene.check(&scene.visible().await, &scene.filters()).await;
+                scene.check_files(&backend).await;
                 scene.check(&scene.visible().await, &[SearchFilter::default()]).await;
             });
             Ok(())
