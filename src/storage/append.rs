@@ -567,12 +567,13 @@ async fn insert_keys(
 ) -> Result<(), StoreError> {
     /// Shortest time that a key is kept.
     const KEY_RETENTION: time::Duration = time::Duration::hours(24);
+    /// On Postgres, `OFFSET 0` forces a lookup of each session, whatever number of rows the planner expects.
     macro_rules! insert_keys {
         ($decode:literal, $from:literal) => {
             concat!(
                 "INSERT INTO idempotency_keys (tenant_id, session_id, key, fingerprint, first_seq, last_seq, has_user, created_at)
                 SELECT $1, s.session_id, w.key, ", $decode, ", w.first_seq, w.last_seq, s.user_id <> '', s.updated_at
-                FROM ", $from, " CROSS JOIN sessions AS s WHERE s.tenant_id = $1 AND s.session_id = w.session"
+                FROM ", $from
             )
         };
     }
@@ -580,12 +581,16 @@ async fn insert_keys(
         postgres: insert_keys!(
             "decode(w.fingerprint, 'hex')",
             "json_to_recordset(CAST($2 AS json)) AS w (session text, key text, fingerprint text, first_seq bigint,
-                last_seq bigint)"
+                last_seq bigint) CROSS JOIN LATERAL (
+                    SELECT session_id, user_id, updated_at FROM sessions
+                    WHERE tenant_id = $1 AND session_id = w.session OFFSET 0
+                ) AS s"
         ),
         sqlite: insert_keys!(
             "unhex(w.fingerprint)",
             "(SELECT value ->> 'session' AS session, value ->> 'key' AS key, value ->> 'fingerprint' AS fingerprint,
-                value ->> 'first_seq' AS first_seq, value ->> 'last_seq' AS last_seq FROM json_each($2)) AS w"
+                value ->> 'first_seq' AS first_seq, value ->> 'last_seq' AS last_seq FROM json_each($2)) AS w
+                CROSS JOIN sessions AS s ON s.tenant_id = $1 AND s.session_id = w.session"
         ),
     };
     const DELETE_EXPIRED_KEYS: &str = "\

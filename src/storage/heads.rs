@@ -47,23 +47,32 @@ async fn read_heads(
     database: &Database,
     requests: &[HeadRequest],
 ) -> Result<Vec<Option<SessionHead>>, StoreError> {
+    /// On Postgres, `OFFSET 0` forces a lookup of each row, whatever number of rows the planner expects.
     macro_rules! select_heads {
         ($now:literal, $sessions:literal) => {
             concat!(
-                "SELECT ", $now, " AS now, s.session_id, s.incarnation, s.last_seq, s.tokens, s.cursor_seq, s.cursor_tokens,
+                "SELECT ",
+                $now,
+                " AS now, s.session_id, s.incarnation, s.last_seq, s.tokens, s.cursor_seq, s.cursor_tokens,
                     s.revision, s.lease_until, s.failures, s.retry_at, s.last_failure, s.updated_at,
                     d.incarnation AS memory_incarnation, d.version AS memory_version
-                FROM sessions AS s LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = s.user_id
-                WHERE s.tenant_id = $1 AND s.session_id ", $sessions
+                FROM ",
+                $sessions
             )
         };
     }
     const SELECT_HEADS: Sql = Sql {
         postgres: select_heads!(
             "clock_timestamp()",
-            "= ANY (ARRAY(SELECT json_array_elements_text(CAST($2 AS json))))"
+            "json_array_elements_text(CAST($2 AS json)) AS w (id)
+                CROSS JOIN LATERAL (SELECT * FROM sessions WHERE tenant_id = $1 AND session_id = w.id OFFSET 0) AS s
+                LEFT JOIN LATERAL (SELECT * FROM memories WHERE tenant_id = $1 AND user_id = s.user_id OFFSET 0) AS d ON true"
         ),
-        sqlite: select_heads!("$3", "IN (SELECT value FROM json_each($2))"),
+        sqlite: select_heads!(
+            "$3",
+            "sessions AS s LEFT JOIN memories AS d ON d.tenant_id = $1 AND d.user_id = s.user_id
+                WHERE s.tenant_id = $1 AND s.session_id IN (SELECT value FROM json_each($2))"
+        ),
     };
     let mut heads: HashMap<(&TenantId, SessionId), SessionHead> = HashMap::new();
     for (tenant, places) in places_by_tenant(requests.iter().map(|(tenant, _)| tenant)) {

@@ -34,7 +34,8 @@ const LARGE_MESSAGE_BYTES: i64 = 128 * 1024;
 
 /// A span is a JSON list: the place of the reference, its session and its `seq`, and the first and the last `seq` of the span. Sessions
 /// that are being imported or erased have messages that are not part of a history. The bounds are columns, because row-level security
-/// prevents index conditions on computed values. Messages beyond the size limit are not read, because both databases know the length of a text without reading it.
+/// prevents index conditions on computed values, and the session is read by a scalar subquery, because Postgres may read all sessions for
+/// a join. Messages beyond the size limit are not read, because both databases know the length of a text without reading it.
 macro_rules! read_spans {
     ($elements:literal, $lateral:literal, $fence:literal, $columns:literal, $message:literal) => {
         concat!(
@@ -46,9 +47,9 @@ macro_rules! read_spans {
                 SELECT (w.place << 32) + abs(m.seq - w.origin) AS place, octet_length(m.message) AS bytes, ", $columns, "
                 FROM spans AS w CROSS JOIN ", $lateral, " messages AS m
                 WHERE m.tenant_id = $1 AND m.session_id = w.session_id AND m.seq >= w.first_seq
-                    AND m.seq <= w.last_seq ", $fence, " EXISTS (
-                        SELECT 1 FROM sessions AS s WHERE s.tenant_id = $1 AND s.session_id = w.session_id
-                            AND s.last_seq >= m.seq AND ($5 IS NULL OR s.user_id = $5)
+                    AND m.seq <= w.last_seq ", $fence, " (
+                        SELECT s.last_seq >= m.seq AND ($5 IS NULL OR s.user_id = $5) FROM sessions AS s
+                        WHERE s.tenant_id = $1 AND s.session_id = w.session_id
                     )
             ), kept AS MATERIALIZED (
                 SELECT * FROM (
