@@ -41,8 +41,10 @@ BEGIN
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant_isolation ON %I USING (tenant_id = precis_tenant())', name);
     END LOOP;
-    CREATE TRIGGER record_message_change AFTER UPDATE OF message ON messages FOR EACH ROW
-        WHEN (octet_length(NEW.message) <> octet_length(OLD.message)) EXECUTE FUNCTION record_message_change();
+    CREATE TRIGGER remove_deleted_from_search AFTER DELETE ON messages
+        REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION remove_from_search();
+    CREATE TRIGGER remove_redacted_from_search AFTER UPDATE ON messages
+        REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION remove_from_search();
 END
 $$;
 

@@ -199,13 +199,11 @@ fn growth(few: &Run, many: &Run, max_percent: i64) -> Vec<String> {
         .collect()
 }
 
-#[ignore = "is being adapted to the schema with one migration"]
 #[tokio::test]
 async fn reads_on_postgres_do_not_grow_with_the_tables() {
     assert_reads_do_not_grow(Measured::filled(FEW).await, Measured::filled(MANY).await).await;
 }
 
-#[ignore = "is being adapted to the schema with one migration"]
 #[tokio::test]
 async fn reads_on_postgres_do_not_grow_with_partitioned_tables() {
     assert_reads_do_not_grow(Measured::partitioned(FEW).await, Measured::partitioned(MANY).await).await;
@@ -231,7 +229,6 @@ async fn assert_reads_do_not_grow(mut few: Measured, mut many: Measured) {
 }
 
 /// A connection keeps the plans that it made while the tables were empty.
-#[ignore = "is being adapted to the schema with one migration"]
 #[tokio::test]
 async fn reads_by_plans_for_empty_tables_on_postgres_do_not_grow() {
     /// One of the tables may have been pruned of deleted rows, and the other one not yet.
@@ -258,7 +255,10 @@ async fn reads_by_plans_for_empty_tables_on_postgres_do_not_grow() {
         }
         runs.push(of_calls);
     }
-    let failures = runs[0].iter().zip(&runs[1]).flat_map(|((what, few), (_, many))| {
+    // Searches keep no plan: each is planned anew, by statistics that autovacuum gathers, which this test disables.
+    let keeps_plans = |((what, _), _): &(&(&str, Run), &(&str, Run))| !what.starts_with("find_matches");
+    let calls = runs[0].iter().zip(&runs[1]).filter(keeps_plans);
+    let failures = calls.flat_map(|((what, few), (_, many))| {
         growth(few, many, MAX_PERCENT_AFTER_DELETION)
             .into_iter()
             .map(move |growth| format!("{what}: {growth}"))
