@@ -9,7 +9,7 @@
 
 mod work;
 
-pub use work::{Kind, Work, claim, current, internal, scope};
+pub use work::{Work, claim, current, internal, scope};
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -147,6 +147,14 @@ impl Shares {
     }
 }
 
+/// The origin of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Request,
+    /// Work of precis itself on behalf of a key: consolidations, and writes that go on after their client has left.
+    Internal,
+}
+
 impl Resource {
     /// Creates a resource of this many permits, of which a key can hold `share`, a number from 0 to 1, and at least one.
     #[must_use]
@@ -174,11 +182,6 @@ impl Resource {
 
     fn shares(&self, kind: Kind) -> &Shares {
         self.internal.as_ref().filter(|_| kind == Kind::Internal).unwrap_or(&self.requests)
-    }
-
-    /// Acquires permits for the work that is running, at most the share of its key. Fails after `wait`; `None`: only if the work is dropped.
-    pub async fn acquire(&self, permits: usize, wait: Option<Duration>) -> Result<Held, Overloaded> {
-        current().acquire(self, permits, wait).await
     }
 }
 

@@ -1,26 +1,26 @@
 //! The command line: its arguments, and one module per command.
 #![expect(clippy::print_stderr, reason = "commands explain their results")]
 
+mod args;
 mod backup;
 mod export;
 mod health;
 mod import;
 mod keys;
+mod output;
 mod reindex;
 mod serve;
 
 use crate::app::doctor::{self, Examination, Severity};
 use crate::app::{self, open_store};
-use crate::config::{ConfigError, Flag, Loaded, Settings, Sources};
+use crate::config::{ConfigError, Loaded};
 use crate::domain::error_chain::ErrorChain;
-use crate::domain::id::{SessionId, TenantId};
-use crate::{blocking, http, telemetry};
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use crate::{blocking, http};
+use args::SettingsArgs;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
-use opentelemetry_sdk::trace::SdkTracer;
+use output::{error, print};
 use std::error::Error;
-use std::io::{self, Write as _};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -54,24 +54,6 @@ struct Cli {
     serve: serve::ServeArgs,
     #[command(subcommand)]
     command: Option<Command>,
-}
-
-/// The flags that select and override settings.
-#[derive(Args)]
-struct SettingsArgs {
-    /// Settings file; default: precis.toml in the working directory, if it exists
-    #[arg(long, global = true, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Address to listen on (server.bind)
-    #[arg(long, global = true, value_name = "ADDRESS:PORT")]
-    bind: Option<String>,
-    /// Database to use (database.url). Prefer the environment variable `DATABASE_URL` for a URL with a password:
-    /// other users of the machine can see the arguments of a process
-    #[arg(long, global = true, value_name = "URL")]
-    database_url: Option<String>,
-    /// Log level or filter (log.filter), for example debug
-    #[arg(long, global = true, value_name = "FILTER")]
-    log_filter: Option<String>,
 }
 
 #[derive(Subcommand)]
@@ -122,70 +104,6 @@ enum LlmCommand {
     Check,
 }
 
-/// The arguments that name a session.
-#[derive(Args)]
-struct SessionArgs {
-    /// Session ID
-    session: String,
-    /// Tenant of the session
-    #[arg(long, default_value = "default")]
-    tenant: String,
-}
-
-impl SettingsArgs {
-    fn load(self) -> Result<Loaded, Box<dyn Error>> {
-        let flags = [
-            ("server.bind", self.bind, "--bind"),
-            ("database.url", self.database_url, "--database-url"),
-            ("log.filter", self.log_filter, "--log-filter"),
-        ];
-        let flags =
-            flags.into_iter().filter_map(|(path, value, name)| Some(Flag { path, value: value?, name }));
-        Ok(Settings::load(&Sources::of_process(self.config, flags.collect()))?)
-    }
-
-    /// Loads the settings and starts the log.
-    fn load_and_log(self) -> Result<Settings, Box<dyn Error>> {
-        self.load_and_trace(None)
-    }
-
-    /// Starts logging, and with a tracer the export of spans.
-    fn load_and_trace(self, tracer: Option<SdkTracer>) -> Result<Settings, Box<dyn Error>> {
-        let Loaded { settings, warnings, .. } = self.load()?;
-        telemetry::init_logging(&settings.log, tracer)?;
-        for warning in warnings {
-            tracing::warn!("{warning}");
-        }
-        Ok(settings)
-    }
-}
-
-impl SessionArgs {
-    fn parse(self) -> Result<(TenantId, SessionId), String> {
-        let tenant = TenantId::new(self.tenant).map_err(|error| format!("--tenant {error}"))?;
-        let session = SessionId::new(self.session).map_err(|error| format!("the session ID {error}"))?;
-        Ok((tenant, session))
-    }
-}
-
-/// The error of a command: a message for the user with an optional cause.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-struct CommandError {
-    message: String,
-    source: Option<Box<dyn Error>>,
-}
-
-/// Returns an error without a cause.
-fn error(message: impl Into<String>) -> Box<dyn Error> {
-    Box::new(CommandError { message: message.into(), source: None })
-}
-
-/// Returns an error with its cause.
-fn error_with_cause(message: impl Into<String>, cause: impl Into<Box<dyn Error>>) -> Box<dyn Error> {
-    Box::new(CommandError { message: message.into(), source: Some(cause.into()) })
-}
-
 /// Parses the arguments of the process, runs the command and prints its error.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -200,20 +118,6 @@ pub fn main() -> ExitCode {
         eprintln!("precis: {}", ErrorChain(error.as_ref()));
         ExitCode::FAILURE
     })
-}
-
-/// Writes the result of a command to standard output. A reader that has read enough, such as `head`, is no error.
-fn print(result: &str) -> Result<(), Box<dyn Error>> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(result.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(|cause| error_with_cause("can't write to standard output", cause)),
-    }
-}
-
-/// Returns a number with its noun, for example `1 message` or `2 messages`.
-fn count(number: i64, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Returns the manual page of precis, or of the command with this name.
@@ -256,7 +160,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error>> {
             }
             print(&loaded.to_string())?;
         }
-        Some(Command::Openapi) => print(&http::openapi::json()?)?,
+        Some(Command::Openapi) => print(&(http::openapi().to_pretty_json()? + "\n"))?,
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "precis", &mut script);

@@ -10,7 +10,7 @@ use crate::config;
 use crate::domain::api_key::Scope;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Authenticator;
-use access::Access;
+use access::{Access, RouteKind};
 use api_routes::ApiRoutes;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::from_fn_with_state;
@@ -22,7 +22,6 @@ use middleware::admission::Admission;
 use middleware::auth::Auth;
 use middleware::origin_guard::OriginGuard;
 use middleware::security_headers;
-use openapi::responses::RouteKind;
 use routes::health::MetricsExporter;
 use routes::{
     consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, models, redactions,
@@ -44,7 +43,7 @@ mod json;
 mod layers;
 mod limits;
 mod middleware;
-pub mod openapi;
+mod openapi;
 mod pagination;
 mod path;
 mod readable;
@@ -121,6 +120,11 @@ fn operational_routes() -> ApiRoutes {
         .route(Access::KeyOrStale(Scope::Admin), routes!(health::metrics))
 }
 
+/// Returns the OpenAPI document, as it is committed in `openapi/openapi.json`.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    openapi::document([buffered_routes(), streaming_routes(), operational_routes()])
+}
+
 /// Returns the router: all routes and, from the inside out, the layers around them.
 pub fn router(
     service: MemoryService,
@@ -158,7 +162,7 @@ pub fn router(
         request_timeout: server.request_timeout,
     });
     // The documentation and the inspector need no key: their files are static and the same for all tenants.
-    let pages = openapi::page()
+    let pages = openapi::page(&openapi())
         .merge(ui::pages())
         .method_not_allowed_fallback(method_not_allowed.clone())
         .layer(from_fn_with_state(Arc::clone(&guard), layers::guard_page));

@@ -8,10 +8,8 @@
 //! [`prompt`] contains the prompts, [`error`] defines the consequence of each kind of failure, and [`status`] is the state of the
 //! models for operators.
 
-use crate::domain::transcript::TranscriptLine;
 use async_trait::async_trait;
 use std::fmt;
-use std::time::Duration;
 
 pub mod call_memory;
 pub mod check;
@@ -29,6 +27,7 @@ pub mod provider;
 mod reasoning;
 pub mod response_check;
 pub mod status;
+pub mod task;
 pub mod usage;
 
 pub use call_memory::CallMemory;
@@ -36,35 +35,8 @@ pub use circuit_breaker::CircuitState;
 pub use error::{Attempt, LlmError, ModelError, Rejection};
 pub use prompt::Prompt;
 pub use status::LlmStatus;
+pub use task::Task;
 pub use usage::{CallTokens, Cost, Usage};
-
-/// A task for a model.
-#[derive(Clone, Copy, Debug)]
-pub enum Task<'a> {
-    /// Summarise a part of the conversation.
-    Consolidate {
-        /// The messages, oldest first.
-        lines: &'a [TranscriptLine],
-        /// Requested length of the summary.
-        sentences: usize,
-    },
-    /// Compress a summary that has grown too long.
-    MetaConsolidate {
-        summary: &'a str,
-        /// Requested length of the compressed summary.
-        sentences: usize,
-        /// The number of words that the built-in summariser uses, because a longer summary costs it nothing.
-        max_words: usize,
-    },
-    /// Order search results by their relevance for a query. The response consists of their numbers, see [`order`].
-    Rerank {
-        query: &'a str,
-        /// The results, numbered from 1.
-        texts: &'a [String],
-        /// Limits all attempts together, as the pool's deadline does.
-        timeout: Duration,
-    },
-}
 
 /// A response that has passed the [`response_check`]: a summary, or an order.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,7 +60,7 @@ pub trait Llm: Send + Sync + fmt::Debug {
     /// Dropping the future cancels the call.
     async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError>;
 
-    /// Returns the number of tokens of transcript lines ([`TranscriptLine::tokens`]) that one
+    /// Returns the number of tokens of transcript lines ([`TranscriptLine::tokens`](crate::domain::transcript::TranscriptLine::tokens)) that one
     /// [`Task::Consolidate`] may contain so that the complete prompt is within the input limit of every model of the
     /// pool. The value decreases when a model turns out to accept less than its settings say, so smaller batches may
     /// succeed after [`LlmError::is_prompt_too_long`].

@@ -4,24 +4,19 @@
 //! lock is held: a lease in the store prevents concurrent consolidations of one session.
 
 use self::metrics::{ServiceMetrics, ServiceState};
-use crate::capacity::{self, Level, Overloaded, Resource};
+use crate::capacity::{self, Level, Resource};
 use crate::domain::consolidation::{Mode, Policy};
-use crate::domain::export_format::LineError;
 use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Message;
 use crate::domain::recall::RecallOptions;
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::query::InvalidQuery;
-use crate::domain::sync::Divergence;
 use crate::domain::tokens::Tokenizer;
 use crate::domain::validation::FieldError;
 use crate::llm::Llm;
-use crate::storage::Store;
+use crate::storage::{DefaultRetention, Store};
 use context_cache::ContextCache;
 use keys::authenticator::Principal;
-use retention::RetentionConfig;
-use search::RerankConfig;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,10 +26,12 @@ use tracing::Instrument as _;
 
 pub use crate::storage::StoreError;
 pub use crate::storage::{MessagePage, MessageQuery, Page, SessionFilter, SessionPosition, StoredMessage};
+pub use error::Error;
 
 pub mod consolidation;
 mod context_cache;
 pub mod contexts;
+mod error;
 mod exchanges;
 pub mod export;
 mod forks;
@@ -99,6 +96,26 @@ pub struct ServiceConfig {
     pub rerank: Option<RerankConfig>,
 }
 
+/// The configuration of retention, from the settings.
+#[derive(Clone, Copy, Debug)]
+pub struct RetentionConfig {
+    pub default: DefaultRetention,
+    /// Time between two searches.
+    pub interval: Duration,
+    pub max_sessions_per_second: u32,
+}
+
+/// The configuration of reranking.
+#[derive(Clone, Debug)]
+pub struct RerankConfig {
+    /// The name of the pool.
+    pub pool: String,
+    /// Longest time that a search waits for the pool.
+    pub timeout: Duration,
+    /// Simultaneous calls of all clients.
+    pub max_concurrent_calls: usize,
+}
+
 /// The names of the pools that write summaries.
 #[derive(Clone, Debug)]
 pub struct PoolNames {
@@ -138,96 +155,6 @@ fn decode_message(json: &str) -> Result<Message, StoreError> {
 /// message.
 fn invalid_message(_: FieldError) -> StoreError {
     StoreError::Corrupt { what: "a message", why: "it has no role".to_owned() }
-}
-
-/// The error of an operation of the service.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The session does not exist, or it belongs to another tenant.
-    #[error("no such session")]
-    SessionNotFound,
-    #[error("no such revision")]
-    RevisionNotFound,
-    #[error("the session has no message {seq}; its last one is {last_seq}")]
-    MessageNotFound { seq: i64, last_seq: i64 },
-    /// A restore leads to a revision without its summary.
-    #[error("the texts of the revision were removed, because message {redacted_seq} was redacted")]
-    RevisionRedacted { redacted_seq: i64 },
-    /// An edit is based on another revision than the present one.
-    #[error("the session is at revision {revision}, and the edit is based on {based_on}")]
-    RevisionMismatch { based_on: i64, revision: i64 },
-    /// There is no summary to edit.
-    #[error("the session has no summary")]
-    SummaryMissing,
-    #[error("no such user")]
-    UserNotFound,
-    /// The session is bound to another user.
-    #[error("the session belongs to another user")]
-    SessionUserMismatch,
-    #[error("the idempotency key was used for another exchange")]
-    IdempotencyKeyReused,
-    #[error("the last message of the session is {last_seq}, expected was {expected:?}")]
-    LastSeqMismatch { expected: Option<i64>, last_seq: i64 },
-    /// A message of a client's list is not the stored one.
-    #[error("{0}")]
-    HistoryDiverged(Divergence),
-    #[error("{new} messages are new; at most {max_new} are allowed")]
-    TooManyMessages {
-        new: usize,
-        /// The setting `limits.max_messages_per_exchange`.
-        max_new: usize,
-    },
-    #[error("the memory document is at another version")]
-    VersionMismatch,
-    #[error("the memory document has {bytes} bytes; at most {max_bytes} are allowed")]
-    MemoryTooLarge {
-        bytes: usize,
-        /// The setting `memory.max_bytes`.
-        max_bytes: usize,
-    },
-    /// System message, newest turn and user message exceed the window.
-    #[error("{needed} tokens are needed; at most {max_tokens} are allowed, without {reserved} reserved ones")]
-    BudgetTooSmall { max_tokens: i64, reserved: i64, needed: i64, tokenizer: Tokenizer },
-    #[error("the query {0}")]
-    InvalidQuery(#[from] InvalidQuery),
-    #[error("search is disabled")]
-    SearchDisabled,
-    #[error("consolidation is disabled")]
-    ConsolidationDisabled,
-    #[error("another consolidation of the session is running")]
-    ConsolidationInProgress,
-    #[error("consolidation failed: {0}")]
-    ConsolidationFailed(String),
-    /// A line of an import is invalid.
-    #[error(transparent)]
-    Import(#[from] LineError),
-    #[error("an import may have at most {max_bytes} bytes")]
-    ImportTooLarge {
-        /// The setting `limits.max_import_bytes`.
-        max_bytes: u64,
-    },
-    /// An import targets an existing session with other contents.
-    #[error("another session has this id")]
-    SessionExists,
-    /// A fork or a rewind names a message after the last one.
-    #[error("the session has no message {seq}; its last one is {last_seq}")]
-    AfterEnd { field: &'static str, seq: i64, last_seq: i64 },
-    #[error("{messages} messages would be copied; at most {max_messages} are allowed")]
-    CopyTooLarge {
-        messages: i64,
-        /// The setting `limits.max_fork_messages`.
-        max_messages: usize,
-    },
-    /// The setting `sessions.allow_rewind` is false.
-    #[error("rewinding sessions is not allowed")]
-    RewindForbidden,
-    #[error("the directory for temporary files can't be used")]
-    StagingFile(#[source] std::io::Error),
-    /// The memory for the work did not become free in time.
-    #[error(transparent)]
-    Overloaded(#[from] Overloaded),
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
 /// Longest wait for the last statements, and for the connections, when the service shuts down.

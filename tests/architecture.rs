@@ -52,19 +52,46 @@ fn sql_is_only_in_storage() {
     assert!(files.is_empty(), "these files use sqlx: {files:?}");
 }
 
-/// A module may use its own submodules and they may use it; those imports are not counted.
+/// A path leads to the file that defines its last name: re-exports are followed. A re-export alone is no import, but one whose name the file
+/// uses itself is.
 #[test]
 fn files_do_not_import_each_other_in_a_circle() {
     let sources = sources();
     let modules: BTreeSet<&[String]> = sources.iter().map(|source| source.module.as_slice()).collect();
-    let mut imports: BTreeMap<&[String], BTreeSet<&[String]>> = BTreeMap::new();
+    let mut reexports: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
     for source in &sources {
-        let from = source.module.as_slice();
-        for path in source.imports() {
-            let longest = (1..=path.len()).rev().find_map(|length| modules.get(&path[..length]).copied());
-            let is_counted = |to: &&[String]| !to.starts_with(from) && !from.starts_with(to);
-            imports.entry(from).or_default().extend(longest.filter(is_counted));
+        for path in source.declared("pub use") {
+            let name = path.last().expect("a name");
+            reexports.insert([source.module.as_slice(), std::slice::from_ref(name)].concat(), path);
         }
+    }
+    let definition = |path: &[String]| {
+        let mut path = path.to_owned();
+        while let Some((length, to)) = (1..=path.len()).find_map(|n| Some((n, reexports.get(&path[..n])?))) {
+            path = [to.as_slice(), &path[length..]].concat();
+        }
+        (1..=path.len()).rev().find_map(|length| modules.get(&path[..length]).copied())
+    };
+    let mut imports: BTreeMap<&[String], BTreeSet<&[String]>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !source.module.is_empty()) {
+        let code = source.code();
+        // A function is used by a call: fields may have the same name.
+        let is_used = |path: &Vec<String>| {
+            let name = path.last().expect("a name").as_str();
+            let is_type = name.starts_with(char::is_uppercase);
+            let words = code.split_inclusive(|c: char| !c.is_alphanumeric() && c != '_');
+            let uses = words.filter(|word| {
+                word.strip_prefix(name).is_some_and(|end| match end {
+                    "(" => true,
+                    end => is_type && end.len() <= 1,
+                })
+            });
+            uses.count() > usize::from(is_type)
+        };
+        let used = source.declared("pub use").into_iter().filter(is_used);
+        let paths = source.declared("use").into_iter().chain(source.inline_paths()).chain(used);
+        let files = paths.filter_map(|path| definition(&path)).filter(|file| *file != source.module);
+        imports.entry(&source.module).or_default().extend(files);
     }
     let mut circles = Vec::new();
     for (&module, used) in &imports {
@@ -190,11 +217,15 @@ impl Source {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns the paths of `use` declarations and other paths that begin with `crate::`, without `crate`.
+    /// Returns all paths to other modules.
     fn imports(&self) -> Vec<Vec<String>> {
-        let code = self.code();
+        [self.declared("use"), self.declared("pub use"), self.inline_paths()].concat()
+    }
+
+    /// Returns the paths of `use` or `pub use` declarations.
+    fn declared(&self, keyword: &str) -> Vec<Vec<String>> {
         let mut paths = Vec::new();
-        for declaration in code.split("\nuse ").skip(1).chain(code.split("\npub use ").skip(1)) {
+        for declaration in self.code().split(&format!("\n{keyword} ")).skip(1) {
             let declaration = declaration.split(';').next().unwrap_or_default();
             let mut words = declaration.split_whitespace();
             let mut tree = String::new();
@@ -208,13 +239,15 @@ impl Source {
             }
             expand(String::new(), &tree, &mut paths);
         }
-        let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
-        let inline = code.match_indices("crate::").map(|(start, _)| {
-            let path = &code[start..];
-            path[..path.find(|c| !is_path(c)).unwrap_or(path.len())].to_owned()
-        });
-        paths.extend(inline);
         paths.iter().filter_map(|path| self.resolve(path)).collect()
+    }
+
+    /// Returns the paths outside of declarations that lead to a module. Those of visibilities are not among them.
+    fn inline_paths(&self) -> Vec<Vec<String>> {
+        let code = self.code().replace("pub(in crate::", "pub(");
+        let lines = code.lines().filter(|line| !line.starts_with("use ") && !line.starts_with("pub use "));
+        let paths = lines.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':'));
+        paths.filter(|path| path.contains("::")).filter_map(|path| self.resolve(path)).collect()
     }
 
     /// Resolves a path from this module. Returns `None` for paths into other crates.

@@ -1,6 +1,6 @@
 //! A piece of work, and the permits that it holds.
 
-use super::{Capacity, ClientId, Held, Holds, Level, Overloaded, Resource, kib};
+use super::{Capacity, ClientId, Held, Holds, Kind, Level, Overloaded, Resource, kib};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,14 +8,6 @@ use tokio::time::timeout;
 
 tokio::task_local! {
     static CURRENT: Work;
-}
-
-/// The origin of work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Request,
-    /// Work of precis itself on behalf of a key: consolidations, and writes that go on after their client has left.
-    Internal,
 }
 
 /// A request, or work of precis itself. What it holds is released when its last clone is dropped. The default is work that is not limited.
@@ -171,6 +163,13 @@ impl Inner {
 
     fn take(&self) -> HeldByWork {
         std::mem::take(&mut *self.lock())
+    }
+}
+
+impl Resource {
+    /// Acquires permits for the work that is running, at most the share of its key. Fails after `wait`; `None`: only if the work is dropped.
+    pub async fn acquire(&self, permits: usize, wait: Option<Duration>) -> Result<Held, Overloaded> {
+        current().acquire(self, permits, wait).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! `precis backup`: copies an SQLite database to a file, while the service runs or without it.
 
-use super::{error, error_with_cause, print};
+use super::output::{error, error_with_cause, print};
 use crate::config::Settings;
 use crate::storage;
 use clap::Args;

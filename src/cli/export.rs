@@ -1,6 +1,7 @@
 //! `precis export`: writes a session from the database to a file, while the service runs or without it.
 
-use super::{SessionArgs, SettingsArgs, error, error_with_cause};
+use super::args::{SessionArgs, SettingsArgs};
+use super::output::{error, error_with_cause};
 use crate::app::open_store;
 use crate::service::Error as ServiceError;
 use crate::service::export::Export;

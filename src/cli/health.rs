@@ -17,10 +17,10 @@ pub(super) async fn check(settings: &Settings) -> Result<(), Box<dyn Error>> {
     let request = client.get(&url).timeout(Duration::from_secs(3));
     let response = request.send().await.map_err(|cause| {
         let message = format!("no service answers at {url} (server.bind): start it, or correct the address");
-        super::error_with_cause(message, cause.without_url())
+        super::output::error_with_cause(message, cause.without_url())
     })?;
     if response.status().is_success() {
         return Ok(());
     }
-    Err(super::error(format!("not ready: {}", response.text().await?)))
+    Err(super::output::error(format!("not ready: {}", response.text().await?)))
 }

@@ -1,7 +1,8 @@
 //! `precis import`: creates a session from a file, while the service runs or without it.
 
+use super::args::{SessionArgs, SettingsArgs};
 use super::export::{progress_bar, to_count};
-use super::{SessionArgs, SettingsArgs, count, error, error_with_cause, print};
+use super::output::{count, error, error_with_cause, print};
 use crate::app::{open_store, prepare_index};
 use crate::domain::export_format::max_line_bytes;
 use crate::domain::id::UserId;

@@ -2,7 +2,7 @@
 //!
 //! Standard output contains only the result, so that it can be piped. Explanations go to standard error.
 
-use super::{error, error_with_cause, print};
+use super::output::{error, error_with_cause, print};
 use crate::app::open_store;
 use crate::config::{DatabaseUrl, Settings};
 use crate::domain::api_key::{ApiKey, KeyId, KeyRecord, Scope};

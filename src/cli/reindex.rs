@@ -1,6 +1,6 @@
 //! `precis reindex`: indexes messages for search, while the service runs or without it.
 
-use super::{count, error, error_with_cause, print};
+use super::output::{count, error, error_with_cause, print};
 use crate::app::open_store;
 use crate::config::Settings;
 use indicatif::{ProgressBar, ProgressFinish};

@@ -1,6 +1,6 @@
 //! `precis serve`: runs the service until a signal stops it.
 
-use super::SettingsArgs;
+use super::args::SettingsArgs;
 use crate::app::App;
 use crate::app::traces::Traces;
 use clap::Args;

@@ -1,6 +1,5 @@
 //! The access that a route requires and its kind, and the table in which the layers look them up.
 
-use super::openapi::responses::RouteKind;
 use crate::domain::api_key::Scope;
 use axum::http::Method;
 use std::collections::HashMap;
@@ -24,6 +23,17 @@ impl Access {
             Self::Key(scope) | Self::KeyOrStale(scope) => Some(scope),
         }
     }
+}
+
+/// The layers around a route, which determine its error responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RouteKind {
+    /// Admission control, buffered body, limited time.
+    Buffered,
+    /// Admission control only: the bodies are streams.
+    Streaming,
+    /// Authentication only.
+    Operational,
 }
 
 /// The access that each route requires, and its kind, by path template and method.

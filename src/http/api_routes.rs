@@ -1,8 +1,8 @@
 //! A builder of routes that keeps handler, required access and documentation together.
 
-use super::access::{Access, AccessTable};
+use super::access::{Access, AccessTable, RouteKind};
 use super::openapi::operations::operations;
-use super::openapi::responses::{RouteKind, complete};
+use super::openapi::responses::complete;
 use crate::service::MemoryService;
 use axum::Router;
 use axum::http::Method;

@@ -3,7 +3,7 @@
 //! The steps of a layer are calls in one function. As separate layers of `axum`, each step would box its future and clone all
 //! services inside it, for each request: ten of them took a quarter of the CPU time of a context.
 
-use super::access::{Access, AccessTable};
+use super::access::{Access, AccessTable, RouteKind};
 use super::error::{self, Problem};
 use super::middleware::admission::Admission;
 use super::middleware::auth::Auth;
@@ -11,7 +11,6 @@ use super::middleware::body_limits;
 use super::middleware::metrics::HttpMetrics;
 use super::middleware::request_id::AccessLog;
 use super::middleware::security_headers::set_security_headers;
-use super::openapi::responses::RouteKind;
 use crate::capacity::{self, Held, Work};
 use crate::config::Limits;
 use crate::domain::api_key::Scope;

@@ -1,7 +1,7 @@
 //! The OpenAPI document, made from the routes, and the page that shows it.
 
+use super::api_routes::ApiRoutes;
 use super::error;
-use super::openapi::operations::operations;
 use super::response_body::{self, Json};
 use axum::Router;
 use axum::extract::Request;
@@ -10,6 +10,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use bytes::Bytes;
+use operations::operations;
 use serde_json::json;
 use utoipa::OpenApi;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -38,10 +39,10 @@ mod schemas;
 )]
 struct Document;
 
-/// Returns the document.
-pub fn document() -> utoipa::openapi::OpenApi {
+/// Returns the document of routes.
+pub(super) fn document(routes: impl IntoIterator<Item = ApiRoutes>) -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
-    for routes in [super::buffered_routes(), super::streaming_routes(), super::operational_routes()] {
+    for routes in routes {
         document.merge(routes.into_openapi());
     }
     let key = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
@@ -86,20 +87,15 @@ const REQUESTS: &[&str] = &[
 /// The unions with types of the same members. A linter does not see that their values differ.
 const OVERLAPPING: &[&str] = &["AnthropicBlock", "AnthropicDocumentSource", "OpenAiMessage", "ToolRequest"];
 
-/// Returns the document as it is committed in `openapi/openapi.json`.
-pub fn json() -> Result<String, serde_json::Error> {
-    Ok(document().to_pretty_json()? + "\n")
-}
-
 const PATH: &str = "/openapi.json";
 
 /// Returns the routes `/`, `/openapi.json` and `/docs`. The page is part of the binary, so that it works without internet.
-pub(super) fn page<S: Clone + Send + Sync + 'static>() -> Router<S> {
+pub(super) fn page<S: Clone + Send + Sync + 'static>(document: &utoipa::openapi::OpenApi) -> Router<S> {
     let config = Config::from(PATH).validator_url("none").try_it_out_enabled(true);
     let page = SwaggerUi::new("/docs").config(config);
     let page = Router::from(page).layer(middleware::from_fn(adapt_page_response));
     // Encoded once, because a client can ask for it thousands of times per second.
-    let encoded = document().to_json().unwrap_or_else(|_| unreachable!("the document is JSON"));
+    let encoded = document.to_json().unwrap_or_else(|_| unreachable!("the document is JSON"));
     let encoded = Bytes::from(encoded + "\n");
     page.route(PATH, get(async || response_body::json_response(encoded))).route("/", get(index))
 }

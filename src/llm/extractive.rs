@@ -15,10 +15,11 @@
 
 use crate::domain::message::Role;
 use crate::domain::transcript::TranscriptEntry;
+use passage::SourceSentence;
 use selection::select;
 use std::borrow::Cow;
 use std::ops::Range;
-use terms::{TermBag, Terms};
+use terms::Terms;
 use unicode_segmentation::UnicodeSegmentation;
 
 mod passage;
@@ -47,21 +48,6 @@ const NAME_OR_NUMBER_BONUS: f64 = 0.3;
 const LEAD_BONUS: f64 = 0.3;
 /// Decay of the lead bonus: after an eighth of the conversation, about a third of it is left.
 const LEAD_DECAY: f64 = 8.0;
-
-/// A sentence with its origin and its terms.
-#[derive(Debug)]
-struct SourceSentence<'a> {
-    /// The speaker, if known.
-    label: Option<&'a str>,
-    /// Number of the message; in a summary, number of the part that begins with a speaker.
-    source: usize,
-    text: Cow<'a, str>,
-    bag: TermBag,
-    /// Product of the factors for position, form and role.
-    factor: f64,
-    /// `false` for code and tool calls.
-    is_prose: bool,
-}
 
 /// Returns the most informative sentences of a conversation as one paragraph with speakers: `Ada: … Assistant: …`. The
 /// result has at least one and at most `sentences` sentences, in the order of the conversation.

@@ -27,7 +27,6 @@ use crate::llm::{Attempt, Cost, LlmError, PoolResponse, Task};
 use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError, StoredMessage};
 use crate::trace_context::step;
 use futures_util::FutureExt as _;
-use serde::Serialize;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -35,13 +34,14 @@ use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use tokio::task::JoinHandle;
 use tracing::Instrument as _;
-use utoipa::ToSchema;
 use uuid::Uuid;
 
 mod compression;
 mod preview;
+mod report;
 
 pub use preview::{ConsolidationPreview, PoolStrategy};
+pub use report::{ConsolidationReport, Outcome};
 
 /// Number of messages that are planned at once. A longer tail is planned again after the first plan.
 const MAX_PLANNED_MESSAGES: i64 = 10_000;
@@ -51,84 +51,9 @@ const MAX_LOADED_BYTES: i64 = 8 * 1024 * 1024;
 /// The memory of messages that are loaded: as rows, as messages, and as lines of the transcript.
 const LOADED_MEMORY: usize = 24 * 1024 * 1024;
 
-/// The result of consolidation in a context request: the object `consolidation` of a context.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-#[schema(as = ContextConsolidation)]
-pub struct ConsolidationReport {
-    pub outcome: Outcome,
-    /// Number of messages that were summarised.
-    pub messages: i64,
-    /// `true` if the summary was compressed.
-    pub meta: bool,
-    /// The model that wrote the summary.
-    #[schema(required)]
-    pub model: Option<String>,
-    /// After a failure: earliest time of the next automatic run.
-    #[schema(required)]
-    #[serde(with = "time::serde::rfc3339::option")]
-    pub retry_at: Option<OffsetDateTime>,
-    /// Cause of a failure, otherwise null.
-    #[schema(required)]
-    pub reason: Option<String>,
-    /// The last committed revision.
-    #[serde(skip)]
-    pub revision: Option<Revision>,
-    /// `true` if the run took the lease, and another change or a shutdown ended it.
-    #[serde(skip)]
-    pub is_abandoned: bool,
-}
-
-/// The result of a consolidation as a context reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = ConsolidationOutcome)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// The tail does not exceed the threshold, or it has no safe split point yet.
-    NotDue,
-    /// The older part of the tail was summarised.
-    Consolidated,
-    /// The older part of the tail will be summarised after the response.
-    Scheduled,
-    /// Another run holds the lease; or this run takes longer than the request waits, or a restore, an erasure or a
-    /// shutdown ended it before its first commit.
-    InProgress,
-    /// The last run failed.
-    Failed,
-    /// No pool is configured, or the mode is `off`.
-    Disabled,
-}
-
-impl Outcome {
-    pub(super) const ALL: [Self; 6] =
-        [Self::NotDue, Self::Consolidated, Self::Scheduled, Self::InProgress, Self::Failed, Self::Disabled];
-
-    /// Returns the name in responses and metrics.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::NotDue => "not_due",
-            Self::Consolidated => "consolidated",
-            Self::Scheduled => "scheduled",
-            Self::InProgress => "in_progress",
-            Self::Failed => "failed",
-            Self::Disabled => "disabled",
-        }
-    }
-}
-
-impl From<Outcome> for ConsolidationReport {
-    fn from(outcome: Outcome) -> Self {
-        Self {
-            outcome,
-            messages: 0,
-            meta: false,
-            model: None,
-            retry_at: None,
-            reason: None,
-            revision: None,
-            is_abandoned: false,
-        }
-    }
-}
+/// Number of calls of a run, at most, that compress a part of a summary. Groups beyond it stay as they are until the next run.
+/// With an `input_limit` of 16,000 tokens, a summary of the largest size needs about 20 such calls.
+const MAX_GROUP_CALLS: usize = 64;
 
 /// The error that ended a run, or a reranking, early. Clients see its text, which therefore contains no conversation, key or SQL. Only the
 /// log contains its sources.
@@ -413,7 +338,7 @@ impl MemoryService {
             plan,
             lines: Vec::new(),
             own_results: OwnResults::default(),
-            group_calls: compression::MAX_GROUP_CALLS,
+            group_calls: MAX_GROUP_CALLS,
             spending: Spending::new(),
             report: Outcome::NotDue.into(),
         };

@@ -1,6 +1,7 @@
 //! Building a context: the message list that an agent should send to its model now.
 
 use super::consolidation::{ConsolidationReport, Lack, Outcome, RunScope, SnapshotPlan};
+use super::metrics::SHORTENED;
 use super::{Error, MemoryService, PoolNames, decode_message, invalid_message};
 use crate::blocking;
 use crate::capacity;
@@ -37,8 +38,7 @@ use utoipa::ToSchema;
 const WARNING_INTERVAL: Duration = Duration::from_hours(1);
 /// Number of consolidations that a context waits for at most because it would lack messages.
 const MAX_ATTEMPTS: usize = 3;
-/// The reason in the metric for contexts with shortened messages.
-pub(super) const SHORTENED: &str = "shortened";
+
 /// Tokens by which a message may be larger in another format than in that of stored counts.
 const FORMAT_MARGIN: i64 = 8;
 

@@ -1,7 +1,6 @@
 //! Metrics of the service. They belong to the recorder that is installed when they are created, as those of the models do.
 
 use super::consolidation::{ConsolidationReport, Outcome};
-use super::contexts::SHORTENED;
 use crate::domain::consolidation_record::RunCause;
 use crate::domain::coverage::OmissionReason;
 use crate::storage::ConnectionCounts;
@@ -30,6 +29,9 @@ const RERANKINGS: &str = "precis_search_rerankings_total";
 const SESSIONS_EXPIRED: &str = "precis_retention_sessions_erased_total";
 const RETENTION_ERRORS: &str = "precis_retention_errors_total";
 const RETENTION_LAST_RUN: &str = "precis_retention_last_run_timestamp_seconds";
+
+/// The reason in the metric for contexts with shortened messages.
+pub(super) const SHORTENED: &str = "shortened";
 
 /// The reasons for which a context lacks messages.
 const OMISSION_REASONS: [&str; 5] = [

@@ -10,7 +10,7 @@ use crate::domain::consolidation::LEASE_TTL;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::retention::{RetentionPeriod, RetentionPeriods, RetentionSource, hour};
-use crate::storage::{CandidatePosition, CandidateScope, DefaultRetention, StoreError};
+use crate::storage::{CandidatePosition, CandidateScope, StoreError};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -30,15 +30,6 @@ const PAGE: i64 = 500;
 /// After an erasure, the worker pauses this many times as long as the erasure took. So erasures take at most a fifth of the time
 /// of the writer of SQLite, or of a connection to Postgres.
 const PAUSE_FACTOR: u32 = 4;
-
-/// The configuration of retention, from the settings.
-#[derive(Clone, Copy, Debug)]
-pub struct RetentionConfig {
-    pub default: DefaultRetention,
-    /// Time between two searches.
-    pub interval: Duration,
-    pub max_sessions_per_second: u32,
-}
 
 /// The retention of a tenant, a user or a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

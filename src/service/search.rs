@@ -15,19 +15,24 @@ use crate::domain::search::rank::{self, Candidate, Ranking};
 use crate::domain::search::snippet::{Snippet, snippet};
 use crate::domain::search::text::OwnResults;
 use candidates::{Candidates, MAX_RANKED, select_candidates};
-use rerank::{MAX_RERANKED, MAX_TEXT_CHARS};
+use serde::Serialize;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 
 pub use crate::domain::search::query::InvalidQuery;
-pub use crate::storage::search::SearchFilter;
-pub use rerank::{RerankConfig, SearchOrder, SearchRanking};
+pub use crate::storage::SearchFilter;
 
 mod candidates;
 mod rerank;
+
+/// Number of hits that the models order. Of the evidence among the first 100 hits, 97 % is among these.
+const MAX_RERANKED: usize = 50;
+/// Longer messages are represented by their snippets, so that an English prompt has about 6,000 tokens at most.
+const MAX_TEXT_CHARS: usize = 500;
 
 pub const DEFAULT_LIMIT: usize = 10;
 pub const MAX_LIMIT: usize = 50;
@@ -84,6 +89,28 @@ pub struct SearchHit {
     pub before: Vec<StoredMessage>,
     /// Following messages, in order.
     pub after: Vec<StoredMessage>,
+}
+
+/// The order of the hits, and its origin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct SearchRanking {
+    pub order: SearchOrder,
+    /// The model that ordered the hits; null in lexical order.
+    #[schema(required)]
+    pub model: Option<String>,
+    /// The reason for which no model of the pool ordered the hits; null if one did, or if no pool is configured.
+    #[schema(required)]
+    pub reason: Option<String>,
+}
+
+/// The order of search hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SearchOrder {
+    /// By score.
+    Lexical,
+    /// By a model.
+    Reranked,
 }
 
 /// The hits of a search: best first, newest first among equal scores, or in the order of a model.

@@ -14,8 +14,6 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use time::format_description::well_known::Rfc3339;
 
-use search_history::HistoryScope;
-
 mod search_history;
 
 /// The session and user on whose behalf a tool is called.
@@ -60,6 +58,13 @@ impl From<ToolError> for ToolOutcome {
     fn from(ToolError(content): ToolError) -> Self {
         Self { is_error: true, content, data: Value::Null }
     }
+}
+
+/// The messages that a search finds.
+enum HistoryScope {
+    /// All sessions of the user.
+    User(UserId),
+    Session(SessionId),
 }
 
 impl MemoryService {

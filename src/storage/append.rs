@@ -7,11 +7,10 @@ use super::batch::{BatchResults, Batcher, places_by_tenant};
 use super::messages::{NewMessage, insert_messages};
 use super::pool::retry_on_disconnect;
 use super::rows;
-use super::search_index::{index_messages, terms};
-use super::search_terms::{IndexedMessage, Replaces, search_add};
+use super::search_terms::{IndexedMessage, Replaces, index_messages, search_add, terms};
 use super::statement::{AnyRow, Database, DbRow as _, Purpose, Sql, Transaction};
 use super::values::{DbTime, to_i64, user_from_column};
-use super::{AppendOutcome, AppendRequest, StoreError};
+use super::{AppendOutcome, AppendRequest, ExchangeTerms, StoreError};
 use crate::blocking;
 use crate::domain::error_chain::ErrorChain;
 use crate::domain::exchange::{IdempotencyKey, PersistedExchange};
@@ -88,14 +87,6 @@ impl Appends {
             self.batcher.run(request).await
         }
     }
-}
-
-/// The terms of the messages of an exchange.
-#[derive(Clone, Debug)]
-pub struct ExchangeTerms {
-    pub(super) analyzer: Analyzer,
-    /// `None` if the analysis of a message has failed.
-    pub(super) of_messages: Vec<Option<String>>,
 }
 
 /// Adds the terms of its messages to a request, if search is enabled.

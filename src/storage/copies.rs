@@ -7,8 +7,7 @@
 
 use super::import::{Reservation, ReservedFor};
 use super::rows;
-use super::search_index::index_messages;
-use super::search_terms::Replaces;
+use super::search_terms::{Replaces, index_messages};
 use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
 use super::values::user_from_column;
 use super::{Store, StoreError};

@@ -8,29 +8,6 @@ use sqlx::postgres::{PgConnectOptions, PgDatabaseError};
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 use std::str::FromStr as _;
-use time::OffsetDateTime;
-
-/// Facts about a database that an operator may have to change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DatabaseFacts {
-    /// The clock of the database.
-    pub time: OffsetDateTime,
-    /// On Postgres, row-level security does not apply to the role.
-    pub bypasses_row_security: bool,
-    /// On Postgres, the name of a table whose row-level security does not apply to the role.
-    pub unprotected_table: Option<String>,
-    /// Other users of the machine can read the SQLite file.
-    pub is_public_file: bool,
-    /// The role can create the tables of a new database, or owns those of an existing one.
-    pub can_migrate: bool,
-    /// The name of a table that is in the way of the first migration.
-    pub foreign_table: Option<String>,
-    /// The name of a table that the role can't read or write.
-    pub inaccessible_table: Option<String>,
-    /// Kind and name of an object of the newest schema that the database lacks, such as `table messages`. One without which
-    /// statements fail comes before an `index`, which only makes them faster.
-    pub missing_object: Option<String>,
-}
 
 /// Explains why the database at a URL can't be used: the problem and its fix. Returns `None` for errors without a known cause.
 /// The text contains no password.

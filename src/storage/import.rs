@@ -2,8 +2,7 @@
 
 use super::messages::{NewMessage, insert_messages};
 use super::rows::{self, json_column};
-use super::search_index::index_messages;
-use super::search_terms::Replaces;
+use super::search_terms::{Replaces, index_messages};
 use super::statement::{DbRow as _, Sql, Transaction};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError};

@@ -1,33 +1,18 @@
 //! The filter of a search, and reading the messages that it has found.
 
-use super::statement::{AnyRow, DbRow as _, Sql};
+use super::pool::retry_on_disconnect;
+use super::search_terms::{IndexMatch, search_match};
+use super::statement::{AnyRow, DbRow as _, Purpose, Sql};
 use super::values::DbTime;
-use super::{Store, StoreError, StoredMessage, rows};
+use super::{SearchFilter, Store, StoreError, StoredMessage, rows};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
+use crate::domain::search::index_terms::TermQuery;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
-use time::OffsetDateTime;
-
-/// The messages to search. The default is all messages.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SearchFilter {
-    pub session: Option<SessionId>,
-    pub user: Option<UserId>,
-    pub role: Option<Role>,
-    /// Inclusive.
-    pub since: Option<OffsetDateTime>,
-    /// Exclusive.
-    pub until: Option<OffsetDateTime>,
-    /// This message and the following ones of its session are excluded: the client has them.
-    pub unseen: Option<MessageRef>,
-    /// Messages with any of these terms are excluded.
-    pub excluded_terms: Vec<String>,
-}
 
 /// Only a small part of a message with more JSON than this is searchable.
 const LARGE_MESSAGE_BYTES: i64 = 128 * 1024;
@@ -92,6 +77,25 @@ const READ_SPANS: Sql = Sql {
 struct PlacedMessage<'l>(i64, #[serde(borrow)] Cow<'l, str>, i64, i64, Option<String>);
 
 impl Store {
+    /// Returns the newest messages that match each query: see [`search_match`].
+    pub async fn find_matches(
+        &self,
+        tenant: &TenantId,
+        filter: &SearchFilter,
+        queries: &[TermQuery],
+    ) -> Result<Vec<Vec<IndexMatch>>, StoreError> {
+        let find = async || {
+            let mut transaction = self.database.begin(Some(tenant), Purpose::Search).await?;
+            let mut found = Vec::with_capacity(queries.len());
+            for query in queries {
+                found.push(search_match(&mut transaction, tenant, filter, query).await?);
+            }
+            transaction.rollback().await?;
+            Ok(found)
+        };
+        retry_on_disconnect(|| self.within_limit(find())).await
+    }
+
     /// Returns the messages at these distances from each of `refs`, without duplicates, until their JSON, including that of duplicates,
     /// exceeds `max_bytes`. Those of the first references come first, and the nearest before others, except that messages larger than
     /// 128 KiB are considered last. With a user, only messages in sessions of the user.

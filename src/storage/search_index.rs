@@ -1,26 +1,13 @@
-//! Maintenance of the search index: analysing stored messages, rebuilding the index for another analyzer, and merging it.
+//! Maintenance of the search index: rebuilding it for another analyzer, and merging it.
 
-use super::messages::read_range;
 use super::rows;
-use super::search_terms::{IndexedMessage, Replaces, search_add};
+use super::search_terms::{Replaces, index_messages};
 use super::statement::{DbRow as _, Purpose, Sql, Transaction};
 use super::values::user_from_column;
-use super::{MessageRange, Store, StoreError, StoredMessage};
-use crate::blocking;
-use crate::domain::format;
-use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::Message;
+use super::{Store, StoreError};
 use crate::domain::search::analyzer::Analyzer;
-use crate::domain::search::index_terms;
-use crate::domain::search::text::OwnResults;
-use std::ops::RangeInclusive;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-
-/// Number and size of the messages that are analysed together.
-const MAX_ANALYZED: i64 = 1000;
-const MAX_ANALYZED_BYTES: i64 = 512 * 1024;
 
 /// The state of the search index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,50 +18,6 @@ pub enum IndexState {
     OtherAnalyzer(String),
     /// Messages may be missing: the service has run without search.
     Incomplete,
-}
-
-/// Adds the stored messages of a session to the index, in a transaction that has locked the session. Returns their number.
-pub(super) async fn index_messages(
-    transaction: &mut Transaction,
-    analyzer: Analyzer,
-    tenant: &TenantId,
-    (session, user): (&SessionId, Option<&UserId>),
-    seqs: RangeInclusive<i64>,
-    replaces: Replaces,
-) -> Result<usize, StoreError> {
-    let (mut after_seq, mut indexed, mut own_results) = (seqs.start() - 1, 0, OwnResults::default());
-    loop {
-        let (last_seq, limit, max_bytes) = (*seqs.end(), MAX_ANALYZED, MAX_ANALYZED_BYTES);
-        let range = MessageRange { after_seq, last_seq, limit, max_bytes };
-        let messages = read_range(transaction, tenant, session, range).await?;
-        let Some(last) = messages.last() else { return Ok(indexed) };
-        after_seq = last.seq;
-        let analyze = move || {
-            let terms = messages.iter().map(|message| stored_terms(analyzer, message, &mut own_results));
-            let terms: Vec<_> = terms.collect();
-            (messages, terms, own_results)
-        };
-        let (messages, terms);
-        (messages, terms, own_results) = blocking::spawn_cpu(analyze).await;
-        let entries = messages.iter().zip(&terms).filter_map(|(message, terms)| {
-            let StoredMessage { seq, created_at, .. } = *message;
-            Some(IndexedMessage { session, seq, user, created_at, terms: terms.as_deref()? })
-        });
-        let entries: Vec<_> = entries.collect();
-        indexed += search_add(transaction, tenant, &entries, replaces).await?;
-    }
-}
-
-/// Returns the terms of a stored message. A redacted one has none.
-fn stored_terms(analyzer: Analyzer, message: &StoredMessage, own_results: &mut OwnResults) -> Option<String> {
-    let StoredMessage { redacted_at: None, json, .. } = message else { return None };
-    terms(analyzer, &format::read(json).ok()?, own_results)
-}
-
-/// Returns the terms of a message. A message whose analysis panics has none, so that a bug does not keep it from being stored.
-pub(super) fn terms(analyzer: Analyzer, message: &Message, own_results: &mut OwnResults) -> Option<String> {
-    let terms = catch_unwind(AssertUnwindSafe(|| index_terms::message_terms(analyzer, message, own_results)));
-    terms.inspect_err(|_| tracing::error!("failed to analyse a message; search will not find it")).ok()
 }
 
 impl Store {

@@ -4,17 +4,22 @@
 //! and [`search_match`] finds messages. Triggers remove the terms of messages that are erased, rewound or redacted. On Postgres, the
 //! table has no row-level security, so both functions name the tenant in each statement.
 
-use super::pool::retry_on_disconnect;
-use super::search::SearchFilter;
-use super::statement::{DbRow as _, Purpose, Sql, Transaction};
+use super::messages::read_range;
+use super::statement::{DbRow as _, Sql, Transaction};
 use super::values::{DbTime, to_i64};
-use super::{Store, StoreError};
+use super::{MessageRange, SearchFilter, StoreError, StoredMessage};
+use crate::blocking;
+use crate::domain::format;
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::Role;
+use crate::domain::message::{Message, Role};
 use crate::domain::search::MessageRef;
+use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms::{self, Syntax, TermQuery};
+use crate::domain::search::text::OwnResults;
 use serde_json::{Value, json};
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use time::OffsetDateTime;
 
 /// Largest number of messages that match a query.
@@ -105,7 +110,7 @@ pub(super) async fn search_add(
 }
 
 /// Returns the newest messages that match a query, [`MAX_MATCHES`] at most, newest first.
-async fn search_match(
+pub(super) async fn search_match(
     transaction: &mut Transaction,
     tenant: &TenantId,
     filter: &SearchFilter,
@@ -154,23 +159,50 @@ async fn search_match(
     found.into_iter().map(decode).collect()
 }
 
-impl Store {
-    /// Returns the newest messages that match each query: see [`search_match`].
-    pub async fn find_matches(
-        &self,
-        tenant: &TenantId,
-        filter: &SearchFilter,
-        queries: &[TermQuery],
-    ) -> Result<Vec<Vec<IndexMatch>>, StoreError> {
-        let find = async || {
-            let mut transaction = self.database.begin(Some(tenant), Purpose::Search).await?;
-            let mut found = Vec::with_capacity(queries.len());
-            for query in queries {
-                found.push(search_match(&mut transaction, tenant, filter, query).await?);
-            }
-            transaction.rollback().await?;
-            Ok(found)
+/// Number and size of the messages that are analysed together.
+const MAX_ANALYZED: i64 = 1000;
+const MAX_ANALYZED_BYTES: i64 = 512 * 1024;
+
+/// Adds the stored messages of a session to the index, in a transaction that has locked the session. Returns their number.
+pub(super) async fn index_messages(
+    transaction: &mut Transaction,
+    analyzer: Analyzer,
+    tenant: &TenantId,
+    (session, user): (&SessionId, Option<&UserId>),
+    seqs: RangeInclusive<i64>,
+    replaces: Replaces,
+) -> Result<usize, StoreError> {
+    let (mut after_seq, mut indexed, mut own_results) = (seqs.start() - 1, 0, OwnResults::default());
+    loop {
+        let (last_seq, limit, max_bytes) = (*seqs.end(), MAX_ANALYZED, MAX_ANALYZED_BYTES);
+        let range = MessageRange { after_seq, last_seq, limit, max_bytes };
+        let messages = read_range(transaction, tenant, session, range).await?;
+        let Some(last) = messages.last() else { return Ok(indexed) };
+        after_seq = last.seq;
+        let analyze = move || {
+            let terms = messages.iter().map(|message| stored_terms(analyzer, message, &mut own_results));
+            let terms: Vec<_> = terms.collect();
+            (messages, terms, own_results)
         };
-        retry_on_disconnect(|| self.within_limit(find())).await
+        let (messages, terms);
+        (messages, terms, own_results) = blocking::spawn_cpu(analyze).await;
+        let entries = messages.iter().zip(&terms).filter_map(|(message, terms)| {
+            let StoredMessage { seq, created_at, .. } = *message;
+            Some(IndexedMessage { session, seq, user, created_at, terms: terms.as_deref()? })
+        });
+        let entries: Vec<_> = entries.collect();
+        indexed += search_add(transaction, tenant, &entries, replaces).await?;
     }
+}
+
+/// Returns the terms of a stored message. A redacted one has none.
+fn stored_terms(analyzer: Analyzer, message: &StoredMessage, own_results: &mut OwnResults) -> Option<String> {
+    let StoredMessage { redacted_at: None, json, .. } = message else { return None };
+    terms(analyzer, &format::read(json).ok()?, own_results)
+}
+
+/// Returns the terms of a message. A message whose analysis panics has none, so that a bug does not keep it from being stored.
+pub(super) fn terms(analyzer: Analyzer, message: &Message, own_results: &mut OwnResults) -> Option<String> {
+    let terms = catch_unwind(AssertUnwindSafe(|| index_terms::message_terms(analyzer, message, own_results)));
+    terms.inspect_err(|_| tracing::error!("failed to analyse a message; search will not find it")).ok()
 }

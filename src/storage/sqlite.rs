@@ -17,11 +17,12 @@ use std::num::NonZero;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::str::FromStr as _;
+use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::Duration;
 use time::OffsetDateTime;
-use tokio::sync::Semaphore;
-use traces::Rebuilds;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::Instant;
 
 mod disk_reserve;
 mod traces;
@@ -95,6 +96,29 @@ pub(super) struct Sqlite {
     pub(super) removal_turns: Turns,
     /// The turns of copies of sessions in parts, and of what must not run beside them.
     pub(super) copy_turns: Turns,
+}
+
+/// The rebuilds of the file.
+#[derive(Debug)]
+pub(super) struct Rebuilds {
+    /// Number of rebuilds that have begun.
+    begun: AtomicU64,
+    /// The last successful rebuild. Locked during a rebuild.
+    last: Mutex<Rebuild>,
+}
+
+/// A successful rebuild, counted from 1, and the earliest time of the next one.
+#[derive(Debug)]
+struct Rebuild {
+    number: u64,
+    next_at: Instant,
+}
+
+impl Default for Rebuilds {
+    fn default() -> Self {
+        let none = Rebuild { number: 0, next_at: Instant::now() };
+        Self { begun: AtomicU64::new(0), last: Mutex::new(none) }
+    }
 }
 
 impl Sqlite {

@@ -311,7 +311,7 @@ async fn state(
 async fn no_route_returns_data_of_another_tenant(backend: Backend) {
     let set = [("consolidation.threshold", "4"), ("consolidation.keep_recent", "1")];
     let app = TestApp::start(&backend, &set).await;
-    let document = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
+    let document = serde_json::to_value(precis::http::openapi()).expect("JSON");
     let operations = operations(&document);
     let owner = app.with_key(backend.key("owner", Scope::Admin).await.expose());
     fill(&owner).await;
@@ -475,7 +475,7 @@ async fn requests_of_all_routes_end_with_one_thread_and_one_connection(backend: 
     let app = TestApp::start(&backend, &set).await;
     let keys = [backend.key("owner", Scope::Admin).await, backend.key("owner", Scope::Admin).await];
     let [one, other] = keys.map(|key| app.with_key(key.expose()));
-    let document = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
+    let document = serde_json::to_value(precis::http::openapi()).expect("JSON");
     let operations = operations(&document);
     let requests = requests_of_all_routes(&operations);
     let send = async |client: &TestClient, (method, request): &(Method, Request)| {

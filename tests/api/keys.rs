@@ -11,7 +11,7 @@ use test_case::test_case;
 
 /// Returns every operation of the document: method, path with values for its parameters, path template, and scope.
 fn operations() -> Vec<(Method, String, String, Option<Scope>)> {
-    let document = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
+    let document = serde_json::to_value(precis::http::openapi()).expect("JSON");
     let mut found = Vec::new();
     for (template, item) in document["paths"].as_object().expect("paths") {
         for (method, operation) in item.as_object().expect("operations") {
@@ -40,7 +40,7 @@ async fn ask(app: &TestClient, method: &Method, path: &str) -> Response {
 /// The contract: routes that read need `read`, routes that write need `write`, erasing and restoring need `admin`.
 #[test]
 fn each_route_requires_the_scope_of_the_contract() {
-    let schemes = serde_json::to_value(precis::http::openapi::document()).expect("JSON");
+    let schemes = serde_json::to_value(precis::http::openapi()).expect("JSON");
     let scheme = &schemes["components"]["securitySchemes"]["key"];
     assert_includes(scheme, &json!({"type": "http", "scheme": "bearer"}));
     for (method, _, template, scope) in operations() {

@@ -16,7 +16,7 @@ use precis::domain::consolidation_record::RecordOutcome;
 use precis::domain::exchange::Exchange;
 use precis::domain::retention::RetentionPeriod;
 use precis::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
-use precis::storage::search::SearchFilter;
+use precis::storage::SearchFilter;
 use precis::storage::{NewRevision, RewindOutcome};
 use std::collections::BTreeSet;
 use test_case::test_case;

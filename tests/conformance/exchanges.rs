@@ -9,7 +9,7 @@ use precis::capacity::{self, Capacity, CapacityLimits, ClientId, Kind, Work};
 use precis::domain::exchange::Exchange;
 use precis::domain::message::Message;
 use precis::domain::tail::TailLimit;
-use precis::storage::search::SearchFilter;
+use precis::storage::SearchFilter;
 use precis::storage::{AppendOutcome, AppendRequest, StoreError};
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -7,7 +7,7 @@ use precis::domain::message::Role;
 use precis::domain::search::MessageRef;
 use precis::domain::search::index_terms::{TermPattern, TermQuery};
 use precis::storage::MAX_MATCHES;
-use precis::storage::search::SearchFilter;
+use precis::storage::SearchFilter;
 use std::slice::from_ref;
 use test_case::test_case;
 use time::{Duration, OffsetDateTime};

@@ -14,7 +14,7 @@ use precis::domain::message::{Message, Role};
 use precis::domain::search::MessageRef;
 use precis::domain::search::analyzer::{Analyzer, Language};
 use precis::domain::search::index_terms::TermQuery;
-use precis::storage::search::SearchFilter;
+use precis::storage::SearchFilter;
 use precis::storage::{self, ForkOutcome, IndexState, RewindOutcome, RowBatch, Store, StoreOptions};
 use proptest::collection::vec;
 use proptest::prelude::*;

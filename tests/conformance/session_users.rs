@@ -9,7 +9,7 @@ use crate::support::backend::Backend;
 use futures_util::future::join_all;
 use precis::domain::id::UserId;
 use precis::domain::tail::TailLimit;
-use precis::storage::search::SearchFilter;
+use precis::storage::SearchFilter;
 use precis::storage::{AppendOutcome, AppendRequest, LeaseCondition, SessionFilter, SessionOwner};
 use std::collections::BTreeSet;
 use test_case::test_case;

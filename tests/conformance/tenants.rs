@@ -12,7 +12,7 @@ use precis::domain::retention::{RetentionPeriod, RetentionPeriods};
 use precis::domain::search::MessageRef;
 use precis::domain::search::index_terms::{TermPattern, TermQuery};
 use precis::domain::tail::TailLimit;
-use precis::storage::search::SearchFilter;
+use precis::storage::SearchFilter;
 use precis::storage::{
     CandidateScope, DefaultRetention, ForkOutcome, MessageRange, RewindOutcome, SessionFilter,
 };

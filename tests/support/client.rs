@@ -334,7 +334,7 @@ impl Response {
 /// Returns the statuses of an operation in the OpenAPI document, or `None` if the document has no such operation.
 fn documented_statuses(method: &Method, path: &str) -> Option<Vec<String>> {
     static DOCUMENT: LazyLock<Value> =
-        LazyLock::new(|| serde_json::to_value(precis::http::openapi::document()).expect("JSON"));
+        LazyLock::new(|| serde_json::to_value(precis::http::openapi()).expect("JSON"));
     let given: Vec<&str> = path.split('/').collect();
     let matches = |template: &str| {
         let segments: Vec<&str> = template.split('/').collect();

@@ -18,7 +18,7 @@ use precis::domain::search::MessageRef;
 use precis::domain::search::index_terms::{self, TermPattern, TermQuery};
 use precis::domain::session::{Session, Summary, Window};
 use precis::domain::tail::TailLimit;
-use precis::storage::search::SearchFilter;
+use precis::storage::SearchFilter;
 use precis::storage::{
     AppendOutcome, AppendRequest, CandidateScope, DefaultRetention, ForkAppendOutcome, ForkOutcome,
     ImportOutcome, LeaseCondition, LoadedContext, MAX_MATCHES, MessageQuery, MessageRange, NewApiKey,

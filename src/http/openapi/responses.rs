@@ -4,6 +4,7 @@
 //! the names here: `responses((status = 200, …), SessionNotFound)`.
 
 use crate::domain::api_key::Scope;
+use crate::http::access::RouteKind;
 use axum::http::StatusCode;
 use std::collections::BTreeMap;
 use utoipa::IntoResponses;
@@ -12,17 +13,6 @@ use utoipa::openapi::security::SecurityRequirement;
 use utoipa::openapi::{Content, HeaderBuilder, Object, Ref, RefOr, Response, ResponseBuilder, Type};
 
 pub(super) const SECURITY_SCHEME: &str = "key";
-
-/// The layers around a route, which determine its error responses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::http) enum RouteKind {
-    /// Admission control, buffered body, limited time.
-    Buffered,
-    /// Admission control only: the bodies are streams.
-    Streaming,
-    /// Authentication only.
-    Operational,
-}
 
 macro_rules! problem_responses {
     ($($name:ident $status:ident $description:literal)*) => {

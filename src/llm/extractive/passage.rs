@@ -7,8 +7,10 @@
 //! The sentences of a passage are joined by semicolons. So no method of counting, neither a simple rule nor Unicode's,
 //! finds more sentences than requested.
 
+use super::plain_text;
 use super::sentences::is_closing;
-use super::{SourceSentence, plain_text};
+use super::terms::TermBag;
+use std::borrow::Cow;
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
@@ -17,6 +19,21 @@ use unicode_segmentation::UnicodeSegmentation;
 const MAX_WORDS: u32 = 36;
 /// Maximum number of sentences of a passage; more would not read as one sentence.
 const MAX_SENTENCES: usize = 3;
+
+/// A sentence with its origin and its terms.
+#[derive(Debug)]
+pub(super) struct SourceSentence<'a> {
+    /// The speaker, if known.
+    pub(super) label: Option<&'a str>,
+    /// Number of the message; in a summary, number of the part that begins with a speaker.
+    pub(super) source: usize,
+    pub(super) text: Cow<'a, str>,
+    pub(super) bag: TermBag,
+    /// Product of the factors for position, form and role.
+    pub(super) factor: f64,
+    /// `false` for code and tool calls.
+    pub(super) is_prose: bool,
+}
 
 /// Returns all possible passages: each sentence alone, and together with the following sentences within the limits.
 pub(super) fn candidates(sentences: &[SourceSentence<'_>]) -> Vec<Range<usize>> {

@@ -8,7 +8,7 @@
 //! increase, and the gain of a passage is at most the sum of the gains of its sentences. So a heap with lazy
 //! updates starts with these sums and computes only few gains; most of the time is spent on reading the text.
 
-use super::SourceSentence;
+use super::passage::SourceSentence;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;

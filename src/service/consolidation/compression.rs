@@ -4,7 +4,7 @@
 //! paragraphs, one call each, and the results are compressed again until the summary is short enough. Otherwise a summary that
 //! once exceeds the limit could only grow.
 
-use super::{ConsolidationRun, RunError, add_call, millis, provenance_of};
+use super::{ConsolidationRun, MAX_GROUP_CALLS, RunError, add_call, millis, provenance_of};
 use crate::blocking;
 use crate::domain::consolidation::{SENTENCE_TOKENS, SummaryLimit};
 use crate::domain::invisible::without_nul;
@@ -13,10 +13,6 @@ use crate::domain::session::Summary;
 use crate::domain::summary::{self, MAX_BYTES};
 use crate::llm::{Task, extractive};
 use std::time::Instant;
-
-/// Number of calls of a run, at most, that compress a part of a summary. Groups beyond it stay as they are until the next run.
-/// With an `input_limit` of 16,000 tokens, a summary of the largest size needs about 20 such calls.
-pub(super) const MAX_GROUP_CALLS: usize = 64;
 
 /// A group has at least this many words for each requested sentence, so that its compression is about half as long at most. A
 /// smaller group stays as it is.

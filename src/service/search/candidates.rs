@@ -7,7 +7,7 @@ use crate::domain::search::index_terms::TermQuery;
 use crate::domain::search::query::{Query, QueryWord};
 use crate::domain::search::rank;
 use crate::service::to_i64;
-use crate::storage::search::SearchFilter;
+use crate::storage::SearchFilter;
 use crate::storage::{IndexMatch, MAX_MATCHES, Store, StoreError};
 use std::cmp::Reverse;
 use std::collections::HashMap;

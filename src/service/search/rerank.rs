@@ -3,60 +3,20 @@
 //! The lexical order remains if no model returns an order in time. Hits are only reordered: whatever a stored message makes a
 //! model answer, it cannot add, remove or change a hit.
 
-use super::SearchHit;
+use super::{SearchHit, SearchOrder, SearchRanking};
 use crate::capacity::{self, Overloaded};
 use crate::domain::id::TenantId;
 use crate::domain::tokens;
 use crate::domain::transcript::encode_text;
 use crate::llm::order::read_order;
 use crate::llm::{LlmError, Task};
-use crate::service::MemoryService;
 use crate::service::consolidation::RunError;
-use serde::Serialize;
+use crate::service::{MemoryService, RerankConfig};
 use std::time::Duration;
 use tokio::time::Instant;
-use utoipa::ToSchema;
 
-/// Number of hits that the models order. Of the evidence among the first 100 hits, 97 % is among these.
-pub(super) const MAX_RERANKED: usize = 50;
 /// Upper bound of the tokens that the prompt adds to a text: number, names of the fields, line feed.
 const LINE_TOKENS: usize = 16;
-/// Longer messages are represented by their snippets, so that an English prompt has about 6,000 tokens at most.
-pub(super) const MAX_TEXT_CHARS: usize = 500;
-
-/// The configuration of reranking.
-#[derive(Clone, Debug)]
-pub struct RerankConfig {
-    /// The name of the pool.
-    pub pool: String,
-    /// Longest time that a search waits for the pool.
-    pub timeout: Duration,
-    /// Simultaneous calls of all clients.
-    pub max_concurrent_calls: usize,
-}
-
-/// The order of the hits, and its origin.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct SearchRanking {
-    pub order: SearchOrder,
-    /// The model that ordered the hits; null in lexical order.
-    #[schema(required)]
-    pub model: Option<String>,
-    /// The reason for which no model of the pool ordered the hits; null if one did, or if no pool is configured.
-    #[schema(required)]
-    pub reason: Option<String>,
-}
-
-/// The order of search hits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum SearchOrder {
-    /// By score.
-    Lexical,
-    /// By a model.
-    Reranked,
-}
-
 /// The reason for which the lexical order remains. Clients see its text, which therefore contains no message and no query.
 #[derive(Debug, thiserror::Error)]
 enum RerankError {

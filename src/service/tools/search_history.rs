@@ -3,9 +3,9 @@
 //! Stored text cannot forge the structure of the answer: each message is one line, session ids are JSON strings, and the
 //! highlight marks occur nowhere else in the answer.
 
-use super::ToolOutcome;
+use super::{HistoryScope, ToolOutcome};
 use crate::blocking;
-use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Role;
 use crate::domain::search::snippet::Snippet;
 use crate::domain::tool::ToolError;
@@ -24,13 +24,6 @@ const NEIGHBOURS: usize = 1;
 const MAX_NEIGHBOUR_CHARS: usize = 200;
 /// Marks around a match. The first pair is used of which no character occurs in the stored texts of the answer.
 const HIGHLIGHT_MARKS: [[&str; 2]; 3] = [["**", "**"], ["[[", "]]"], ["⟦", "⟧"]];
-
-/// The messages that a search finds.
-pub(super) enum HistoryScope {
-    /// All sessions of the user.
-    User(UserId),
-    Session(SessionId),
-}
 
 impl MemoryService {
     /// Searches the messages of the scope.

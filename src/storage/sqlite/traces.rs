@@ -1,11 +1,10 @@
 //! Removal of what SQLite keeps of erased data outside of its rows.
 
-use super::{BUSY_TIMEOUT, Sqlite};
+use super::{BUSY_TIMEOUT, Rebuild, Sqlite};
 use crate::storage::StoreError;
 use sqlx::{AssertSqlSafe, Row as _};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// A larger file is not rebuilt, because all writes wait for that.
@@ -16,29 +15,6 @@ const TRUNCATION_INTERVAL: Duration = Duration::from_millis(50);
 /// The pause after a rebuild is so many times as long as the rebuild.
 const PAUSE_FACTOR: u32 = 2;
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-
-/// The rebuilds of the file.
-#[derive(Debug)]
-pub(super) struct Rebuilds {
-    /// Number of rebuilds that have begun.
-    begun: AtomicU64,
-    /// The last successful rebuild. Locked during a rebuild.
-    last: Mutex<Rebuild>,
-}
-
-/// A successful rebuild, counted from 1, and the earliest time of the next one.
-#[derive(Debug)]
-struct Rebuild {
-    number: u64,
-    next_at: Instant,
-}
-
-impl Default for Rebuilds {
-    fn default() -> Self {
-        let none = Rebuild { number: 0, next_at: Instant::now() };
-        Self { begun: AtomicU64::new(0), last: Mutex::new(none) }
-    }
-}
 
 impl Sqlite {
     /// Rebuilds a file of moderate size, so that it contains nothing but its rows. SQLite overwrites deleted rows, but not the
