@@ -128,7 +128,16 @@ fn conversation() -> [TranscriptLine; 2] {
 }
 
 async fn ask(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
-    pools.complete("p", Task::Consolidate { lines: &conversation(), sentences: 5 }).await
+    pools
+        .complete(
+            "p",
+            Task::Consolidate {
+                lines: &conversation(),
+                sentences: 5,
+                limit: precis::domain::consolidation::SummaryLimit::Words(600),
+            },
+        )
+        .await
 }
 
 /// Returns the response of a pool of these models. The last model must produce it.
@@ -149,7 +158,11 @@ async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, Mo
         idle_timeout: 60 * SECOND,
         ..config::Model::default()
     };
-    let task = Task::Consolidate { lines: &entries, sentences: 5 };
+    let task = Task::Consolidate {
+        lines: &entries,
+        sentences: 5,
+        limit: precis::domain::consolidation::SummaryLimit::Words(600),
+    };
     let request = Request { model: &model, task, prompts: &prompts, memory: &CallMemory::default() };
     provider.complete(&request).await
 }

@@ -95,7 +95,11 @@ async fn complete_within(provider: &HttpProvider, token_timeout: Duration) -> Re
         idle_timeout: token_timeout,
         ..config::Model::default()
     };
-    let task = Task::Consolidate { lines: &lines, sentences: 5 };
+    let task = Task::Consolidate {
+        lines: &lines,
+        sentences: 5,
+        limit: precis::domain::consolidation::SummaryLimit::Words(600),
+    };
     let request = Request { model: &model, task, prompts: &prompts, memory: &CallMemory::default() };
     tokio::time::timeout(PATIENCE, provider.complete(&request)).await.expect("it ends")
 }

@@ -148,9 +148,9 @@ section! {
         max_history_messages: usize = 200,
         /// Tokens of a list; 0 = none.
         context_window: u64 = 0,
-        trigger_share: f64 = 0.8,
-        keep_share: f64 = 0.3,
-        summary_share: f64 = 0.25,
+        trigger_share: f64 = 0.92,
+        keep_share: f64 = 0.12,
+        summary_share: f64 = 0.6,
         summary_max_tokens: u64 = 4000,
         /// Doubles with each further failure of the session, up to `retry_max`.
         #[serde(with = "duration")]

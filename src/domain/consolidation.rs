@@ -6,8 +6,9 @@ use super::budget::smallest_tokens;
 use super::message_metadata::MessageMetadata;
 use super::session::{ConsolidationState, Session, Summary, Window};
 use super::split_points::{self, OrphanResults, SplitPoint, UnansweredCalls};
+use super::summary;
 use super::tail::TailLimit;
-use super::tokens::PER_MESSAGE;
+use super::tokens::{self, PER_MESSAGE};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -66,9 +67,9 @@ impl Default for Policy {
             max_history_messages: 200,
             max_context_bytes: 32 * 1024 * 1024,
             context_window: None,
-            trigger_share: 0.8,
-            keep_share: 0.3,
-            summary_share: 0.25,
+            trigger_share: 0.92,
+            keep_share: 0.12,
+            summary_share: 0.6,
             summary_max_tokens: 4000,
             retry_initial: Duration::from_secs(5),
             retry_max: Duration::from_mins(10),
@@ -308,6 +309,37 @@ pub enum SummaryLimit {
 }
 
 impl SummaryLimit {
+    /// Returns the size of a text in the unit of the limit.
+    pub fn size(self, text: &str) -> usize {
+        match self {
+            Self::Words(_) => summary::words(text),
+            Self::Tokens(_) => tokens::count(text),
+        }
+    }
+
+    /// Returns the largest size.
+    pub fn largest(self) -> usize {
+        match self {
+            Self::Words(words) => words,
+            Self::Tokens(tokens) => usize::try_from(tokens).unwrap_or(0),
+        }
+    }
+
+    /// Returns `true` if a text has at most the largest size.
+    pub fn permits(self, text: &str) -> bool {
+        self.size(text) <= self.largest()
+    }
+
+    /// Returns the limit for a part of a text, in the same proportion.
+    #[must_use]
+    pub fn share(self, part: usize, whole: usize) -> Self {
+        let of = |limit: usize| limit.saturating_mul(part) / whole.max(1);
+        match self {
+            Self::Words(words) => Self::Words(of(words)),
+            Self::Tokens(_) => Self::Tokens(i64::try_from(of(self.largest())).unwrap_or(i64::MAX)),
+        }
+    }
+
     /// Returns `true` if a summary has more than `times` this size.
     pub fn is_exceeded(self, summary: &Summary, times: i64) -> bool {
         match self {
@@ -466,7 +498,7 @@ mod tests {
     use test_case::test_case;
 
     fn policy() -> Policy {
-        Policy::default()
+        Policy { trigger_share: 0.8, keep_share: 0.3, summary_share: 0.25, ..Policy::default() }
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct MemoryDocument {
 pub enum MemoryAuthor {
     /// A request replaced the document.
     Http,
-    /// A model called the tool `memory_write`.
+    /// A model called a memory tool.
     Tool,
     /// A model called the tool over the Model Context Protocol.
     Mcp,

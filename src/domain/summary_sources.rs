@@ -97,10 +97,11 @@ fn find_within(
     (sources.collect(), is_complete)
 }
 
-/// Splits a summary into sentences. A part of one word, such as `Dr.`, belongs to the next sentence.
+/// Splits a summary into sentences, without lines that are dates. A part of one word, such as `Dr.`, belongs to the next sentence.
 fn sentences(summary: &str) -> Vec<&str> {
     let mut sentences = Vec::new();
-    for line in summary.lines() {
+    let is_date = |line: &str| line.len() == 10 && line.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+    for line in summary.lines().filter(|line| !is_date(line)) {
         let (mut start, mut part_start, mut words) = (0, 0, 0);
         for end in sentence_ends(line) {
             // Only the new part, because a line can have many parts without words.

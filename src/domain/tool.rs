@@ -30,6 +30,8 @@ const MAX_NAME_CHARS: usize = 100;
 pub enum Tool {
     MemoryRead,
     MemoryWrite,
+    MemoryAppend,
+    MemoryReplace,
     SearchHistory,
 }
 
@@ -37,13 +39,15 @@ pub enum Tool {
 named_variants!(Tool {
     MemoryRead = "memory_read",
     MemoryWrite = "memory_write",
+    MemoryAppend = "memory_append",
+    MemoryReplace = "memory_replace",
     SearchHistory = "search_history"
 });
 
 impl Tool {
     /// Returns `true` if the tool changes stored data.
     pub fn writes(self) -> bool {
-        self == Self::MemoryWrite
+        matches!(self, Self::MemoryWrite | Self::MemoryAppend | Self::MemoryReplace)
     }
 
     /// Returns `true` if this is the name of a tool of precis, also with the prefix of an MCP client (`mcp__precis__memory_read`).
@@ -67,6 +71,17 @@ impl Tool {
                  key facts, and what the user asks you to remember. Nothing that soon passes, nothing that is in it \
                  already, no passwords or keys."
             }
+            Self::MemoryAppend => {
+                "Add `text` at the end of your memory document, on a line of its own, and leave the rest as it is: for a \
+                 new lasting fact, preference or request to remember. If the document has something about the same matter \
+                 already, change that with `memory_replace`. The document is global, as with `memory_write`."
+            }
+            Self::MemoryReplace => {
+                "Replace one passage of your memory document: `old_text`, exactly as it stands there, by `new_text`, and \
+                 leave the rest as it is: for what has changed, or with an empty `new_text` for what is no longer true. \
+                 `old_text` must occur exactly once: include enough of the words around it. The document is global, as \
+                 with `memory_write`."
+            }
             Self::SearchHistory => {
                 "Search what was said earlier: every message of this user, in all sessions, word for word, also those \
                  that you only know from a summary or don't see at all. Use it when the user refers to something that is \
@@ -83,6 +98,8 @@ impl Tool {
         match self {
             Self::MemoryRead => "Read the memory document",
             Self::MemoryWrite => "Replace the memory document",
+            Self::MemoryAppend => "Add to the memory document",
+            Self::MemoryReplace => "Change a passage of the memory document",
             Self::SearchHistory => "Search earlier messages",
         }
     }
@@ -111,7 +128,7 @@ impl Tool {
                 "version": count(), "words": count(), "content": {"type": "string"},
                 "updated_at": {"type": ["string", "null"], "format": "date-time"},
             }),
-            Self::MemoryWrite => json!({
+            Self::MemoryWrite | Self::MemoryAppend | Self::MemoryReplace => json!({
                 "version": count(), "words": count(),
                 "hint": nullable("string", "Advice if the document is too long."),
             }),
@@ -147,6 +164,20 @@ impl Tool {
                     },
                 }),
                 json!(["content"]),
+            ),
+            Self::MemoryAppend => (
+                json!({"text": {"type": "string", "description": "What to add, in Markdown: a line or a few."}}),
+                json!(["text"]),
+            ),
+            Self::MemoryReplace => (
+                json!({
+                    "old_text": {
+                        "type": "string",
+                        "description": "The passage as it stands in the document. It must occur exactly once.",
+                    },
+                    "new_text": {"type": "string", "description": "What takes its place; may be empty."},
+                }),
+                json!(["old_text", "new_text"]),
             ),
             Self::SearchHistory => (
                 json!({
@@ -187,6 +218,8 @@ impl Tool {
 pub enum ToolCall {
     MemoryRead,
     MemoryWrite { content: String },
+    MemoryAppend { text: String },
+    MemoryReplace { old_text: String, new_text: String },
     SearchHistory { query: String, days: Option<i64>, max_results: i64 },
 }
 
@@ -215,11 +248,17 @@ impl ToolCall {
         let call = match tool {
             Tool::MemoryRead => Some(Self::MemoryRead),
             Tool::MemoryWrite => arguments.text("content").map(|content| Self::MemoryWrite { content }),
+            Tool::MemoryAppend => {
+                let text = arguments.filled_text("text", "it must have what to add");
+                text.map(|text| Self::MemoryAppend { text })
+            }
+            Tool::MemoryReplace => {
+                let old_text = arguments.filled_text("old_text", "it must have the passage to replace");
+                let texts = old_text.zip(arguments.text("new_text"));
+                texts.map(|(old_text, new_text)| Self::MemoryReplace { old_text, new_text })
+            }
             Tool::SearchHistory => {
-                let query = arguments.text("query");
-                if query.as_deref().is_some_and(|query| query.trim().is_empty()) {
-                    arguments.errors.push("`query` is empty: it must have a word to look for".to_owned());
-                }
+                let query = arguments.filled_text("query", "it must have a word to look for");
                 let days = arguments.integer("days", MAX_DAYS);
                 let max_results = arguments.integer("max_results", MAX_RESULTS).unwrap_or(DEFAULT_RESULTS);
                 query.map(|query| Self::SearchHistory { query, days, max_results })
@@ -275,6 +314,15 @@ impl Arguments {
                 None
             }
         }
+    }
+
+    /// Reads a text that must not be blank. `rule` says what it must have.
+    fn filled_text(&mut self, name: &str, rule: &str) -> Option<String> {
+        let text = self.text(name)?;
+        if text.trim().is_empty() {
+            self.errors.push(format!("`{name}` is empty: {rule}"));
+        }
+        Some(text)
     }
 
     fn integer(&mut self, name: &str, max: i64) -> Option<i64> {

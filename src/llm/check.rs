@@ -6,6 +6,7 @@ use super::prompt::Prompts;
 use super::provider::{Completion, Request};
 use super::{CallMemory, ModelError, Task, reasoning, response_check};
 use crate::config;
+use crate::domain::consolidation::SummaryLimit;
 use crate::domain::message::Role;
 use crate::domain::transcript::TranscriptEntry;
 use futures_util::future::join_all;
@@ -60,12 +61,15 @@ async fn call(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelEr
     let settings = &spec.settings;
     let text = "I fly to Rome on 3 May, with two bags.".to_owned();
     let entries = [TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }.into()];
-    let task = Task::Consolidate { lines: &entries, sentences: 1 };
+    let task = Task::Consolidate { lines: &entries, sentences: 1, limit: SummaryLimit::Words(100) };
     let request = Request { model: settings, task, prompts, memory: &CallMemory::default() };
     let result = timeout(settings.timeout, spec.provider.complete(&request)).await;
     let completion = result.unwrap_or(Err(ModelError::Timeout(TimeoutPhase::Total, settings.timeout)))?;
     let text = reasoning::strip_reasoning(&completion.text);
-    response_check::check_response(text, completion.finish_reason, &task).map_err(ModelError::Rejected)?;
+    // The answer to a single short message may be longer than the message.
+    let any_length = Task::Consolidate { lines: &[], sentences: 1, limit: SummaryLimit::Words(100) };
+    response_check::check_response(text, completion.finish_reason, &any_length)
+        .map_err(ModelError::Rejected)?;
     Ok(completion)
 }
 

@@ -205,9 +205,18 @@ pub enum Rejection {
     /// Only "none", "n/a" or the like.
     #[error("a bare \"none\"")]
     NonAnswer,
-    /// A compressed summary that is not shorter than its source.
-    #[error("not shorter than its input")]
+    /// A compressed summary that is not clearly shorter than its source.
+    #[error("not clearly shorter than its input")]
     NotShorter,
+    /// A summary that is longer than the conversation.
+    #[error("longer than its input")]
+    TooLong,
+    /// A refusal, an answer to the user, or another text about something else.
+    #[error("its words are not those of its input")]
+    Unsupported,
+    /// A copy of the prompt or of the transcript.
+    #[error("a copy of the prompt")]
+    Echo,
     /// The response to [`Task::Rerank`](super::Task::Rerank) does not contain the number of each result exactly once.
     #[error("not an order of the search results")]
     NotAnOrder,
@@ -228,6 +237,25 @@ impl LlmError {
     #[must_use]
     pub fn is_prompt_too_long(&self) -> bool {
         self.attempts.iter().any(|attempt| matches!(attempt.error, ModelError::PromptTooLong))
+    }
+
+    /// Returns `true` if a filter rejected the prompt or the response, so that other messages may pass.
+    #[must_use]
+    pub fn is_filtered(&self) -> bool {
+        self.attempts.iter().any(|attempt| attempt.error == ModelError::Rejected(Rejection::Filtered))
+    }
+
+    /// Returns `true` if all calls failed in a way that can depend on the size of the prompt, whatever the servers say.
+    #[must_use]
+    pub fn may_depend_on_size(&self) -> bool {
+        let mut sent = self.attempts.iter().filter(|attempt| attempt.error.was_sent()).peekable();
+        let depends = |error: &ModelError| {
+            matches!(
+                error,
+                ModelError::PromptTooLong | ModelError::Status { status: 400 | 413 | 422 | 500, .. }
+            )
+        };
+        sent.peek().is_some() && sent.all(|attempt| depends(&attempt.error))
     }
 }
 

@@ -1,29 +1,25 @@
-//! The built-in extractive summariser: it selects the most informative sentences of a conversation, without a model.
-//!
-//! The steps, one module each:
+//! The built-in summariser: it keeps the sentences of a conversation that state most facts, without a model.
 //!
 //! 1. [`sentences`] splits each message into sentences.
-//! 2. [`terms`] reads each sentence as a bag of terms and weights each term by its frequency and length.
-//! 3. [`passage`] forms the candidates: single sentences, and up to three neighbouring sentences of one message. One
-//!    passage becomes one sentence of the summary.
-//! 4. [`selection`] greedily selects the passages that cover most of the total weight within the budget.
-//! 5. [`plain_text`] writes the selected passages in their original order, with their speakers, as one paragraph.
+//! 2. [`terms`] finds the content words of a sentence. New, rare words weigh most, and names, numbers and identifiers more than others.
+//! 3. [`selection`] takes the sentences that add most weight for their length, until the summary has its largest permitted size.
+//! 4. [`lines`] writes them as they were said, in their order: one line for each message, with its speaker, and a line for each new date.
 //!
-//! Only a short list of abbreviations depends on the language. All tuned values are constants in these files;
-//! `examples/rouge.rs` measures the effect of a change. The functions are pure: the same input gives the same bytes on
-//! every machine.
+//! A summary is compressed by the same rules, so a fact is dropped because of its rank, whatever its age. Results of tools are never
+//! quoted: a fetched page could contain orders, and a summary is a part of the system message.
+//!
+//! All tuned values are constants in these files; `scripts/remember` measures the effect of a change. The functions are pure: the same
+//! input gives the same bytes on every machine.
 
+use crate::domain::consolidation::SummaryLimit;
 use crate::domain::message::Role;
-use crate::domain::transcript::TranscriptEntry;
-use passage::SourceSentence;
-use selection::select;
-use std::borrow::Cow;
-use std::ops::Range;
+use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
+use lines::{Line, parse_date, split_label};
+use selection::Statement;
 use terms::Terms;
-use unicode_segmentation::UnicodeSegmentation;
 
-mod passage;
-mod plain_text;
+mod cues;
+mod lines;
 mod selection;
 mod sentences;
 mod terms;
@@ -35,172 +31,142 @@ mod tests;
 pub use crate::config::EXTRACTIVE as MODEL;
 
 /// The prompt version of extractive summaries in revisions. Increase it with every change of the selection.
-pub const VERSION: &str = "extractive-1";
+pub const VERSION: &str = "extractive-2";
 
-/// Factor for tool results, tool calls and code, which rarely contain facts. A tool result is reduced three times: its
-/// terms count less for the frequencies, its sentences score less, and code in it scores less again.
-const MACHINE_FACTOR: f64 = 0.3;
+/// Factor for code and tool calls, which rarely state facts.
+const CODE_FACTOR: f64 = 0.5;
 /// Factor for questions: the fact is in the answer.
-const QUESTION_FACTOR: f64 = 0.8;
-/// Bonus for each of the first two names or numbers of a sentence.
-const NAME_OR_NUMBER_BONUS: f64 = 0.3;
-/// Bonus at the beginning of a conversation, where people state its topic.
-const LEAD_BONUS: f64 = 0.3;
-/// Decay of the lead bonus: after an eighth of the conversation, about a third of it is left.
-const LEAD_DECAY: f64 = 8.0;
+const QUESTION_FACTOR: f64 = 0.5;
+/// Factor for the user, who says what is true and what is wanted.
+const USER_FACTOR: f64 = 1.2;
+/// Factor for sentences that decide, demand or forbid something, or state a preference.
+const CUE_FACTOR: f64 = 1.5;
 
-/// Returns the most informative sentences of a conversation as one paragraph with speakers: `Ada: … Assistant: …`. The
-/// result has at least one and at most `sentences` sentences, in the order of the conversation.
-///
-/// Each sentence consists of up to three neighbouring sentences of one message, joined by semicolons. They are verbatim
-/// except for white space, markup, and punctuation that could be mistaken for a sentence end or a speaker label. The
-/// result is empty only if all entries are ([`TranscriptEntry::is_empty`]).
+/// Returns the sentences of a conversation that state most facts, as lines such as `Ada: The port is 8080.` The result has at most the
+/// size of the limit, except that it has at least one word. It is empty only if all entries are ([`TranscriptEntry::is_empty`]).
 #[must_use]
-pub fn consolidate(entries: &[TranscriptEntry], sentences: usize) -> String {
-    let labels: Vec<String> = entries.iter().map(plain_text::label).collect();
-    let mut terms = Terms::default();
-    let mut sources = Vec::new();
-    for (index, (entry, label)) in entries.iter().zip(&labels).enumerate() {
-        let role_factor = if entry.role == Role::Tool { MACHINE_FACTOR } else { 1.0 };
-        let position_factor = 1.0 + LEAD_BONUS * (-LEAD_DECAY * ratio(index, entries.len())).exp();
-        terms.begin_document(role_factor);
-        let text = sentences::split(&entry.text)
-            .into_iter()
-            .map(|sentence| (Cow::Borrowed(sentence.text), !sentence.is_code));
-        let calls = entry.calls.iter().map(|call| (Cow::Owned(format!("called {call}")), false));
-        for (text, is_prose) in text.chain(calls) {
-            let bag = terms.read(&text);
-            let form_factor = if is_prose { form_factor(&text) } else { MACHINE_FACTOR };
-            let factor = role_factor * position_factor * form_factor;
-            sources.push(SourceSentence { label: Some(label), source: index, text, bag, factor, is_prose });
+pub fn summarize(conversation: &[TranscriptLine], limit: SummaryLimit) -> String {
+    let mut draft = Draft::default();
+    for message in conversation.iter().filter(|message| message.entry.role != Role::Tool) {
+        let entry = &message.entry;
+        let factor = if entry.role == Role::User { USER_FACTOR } else { 1.0 };
+        draft.begin_line(Line {
+            date: message.time.map(time::OffsetDateTime::date),
+            label: Some(lines::label(entry)),
+        });
+        for sentence in sentences::split(&entry.text) {
+            let form_factor = if sentence.is_code { CODE_FACTOR } else { form_factor(sentence.text) };
+            draft.add(sentence.text, factor * form_factor);
+        }
+        for call in &entry.calls {
+            draft.add(&format!("called {call}"), CODE_FACTOR);
         }
     }
-    let passages = passage::candidates(&sources);
-    let selected = select(&sources, &passages, terms.weights(), sentences.max(1), |passage| {
-        passage::sentence_count(&passage_text(&sources, passage))
-    });
-    if selected.is_empty() {
-        return longest_wordless_text(entries);
-    }
-    write(&sources, selected)
+    let text = draft.write(limit);
+    if text.is_empty() { substitute(conversation) } else { text }
 }
 
-/// Returns a substitute for a conversation without words: the longest text of emoji or punctuation.
-fn longest_wordless_text(entries: &[TranscriptEntry]) -> String {
-    let longest = entries
-        .iter()
-        .rev() // `max_by_key` returns the last of equal elements
-        .filter(|entry| !entry.text.trim().is_empty())
-        .max_by_key(|entry| entry.text.len());
-    longest.map_or_else(String::new, |entry| {
-        let words: Vec<&str> = entry.text.split_whitespace().take(10).collect();
-        let text: String = words.join(" ").chars().take(40).collect();
-        format!("{}: {text}", plain_text::label(entry))
-    })
-}
-
-/// Compresses a summary to its most informative sentences, at least one and of at most `max_words` words, as one paragraph with the
-/// speakers.
-///
-/// The result has fewer Unicode words than the summary if the summary has at least two. The input may be any prose;
-/// text without speaker labels stays without.
+/// Compresses a summary to the sentences that state most facts. The result has at most the size of the limit, and fewer words than the
+/// summary if that has at least two. The input may be any prose; lines without a speaker stay without.
 #[must_use]
-pub fn compress(summary: &str, max_words: usize) -> String {
+pub fn compress(summary: &str, limit: SummaryLimit) -> String {
+    let mut draft = Draft::default();
+    let mut date = None;
+    for line in summary.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some(new) = parse_date(line) {
+            date = Some(new);
+            continue;
+        }
+        let (label, text) = split_label(line);
+        draft.begin_line(Line { date, label: label.map(str::to_owned) });
+        for sentence in sentences::split(text) {
+            draft.add(sentence.text, form_factor(sentence.text));
+        }
+    }
+    let fewer_words = SummaryLimit::Words(SummaryLimit::Words(0).size(summary).saturating_sub(1).max(1));
+    let text = draft.write(limit);
+    let text = if text.is_empty() { lines::plain(summary) } else { text };
+    if fewer_words.permits(&text) { text } else { lines::shorten(&text, fewer_words) }
+}
+
+/// Returns the share of the weight of the content words of a text that a material has. Returns `None` if text or material is too short to
+/// tell.
+pub(super) fn support<'m>(text: &str, material: impl IntoIterator<Item = &'m str>) -> Option<f64> {
+    /// Number of different content words from which a summary shares some with its material.
+    const MIN_WORDS: usize = 30;
     let mut terms = Terms::default();
-    let mut sources = Vec::new();
-    let (mut label, mut source) = (None, 0);
-    for line in summary.lines() {
-        if line.trim().is_empty() {
-            // A paragraph is a summary in itself, so the last speaker of one is not the first of the next.
-            label = None;
-        }
-        for (speaker, part) in plain_text::split_at_labels(line) {
-            label = speaker.or(label);
-            source += 1;
-            for sentence in sentences::split(part) {
-                terms.begin_document(1.0);
-                let (text, bag) = (Cow::Borrowed(sentence.text), terms.read(sentence.text));
-                let factor = form_factor(sentence.text);
-                sources.push(SourceSentence { label, source, text, bag, factor, is_prose: true });
-            }
-        }
+    for part in material {
+        terms.begin_document();
+        terms.read(part);
     }
-    // A sentence of a summary is a passage already.
-    let passages: Vec<_> = (0..sources.len()).map(|number| number..number + 1).collect();
-    let max_words = max_words.min(summary.unicode_words().count().saturating_sub(1)).max(1);
-    let mut selected = select(&sources, &passages, terms.weights(), max_words, |passage| {
-        passage_text(&sources, passage).unicode_words().count()
-    });
-    while selected.len() > 1 {
-        let text = write(&sources, selected.clone());
-        if text.unicode_words().count() <= max_words {
-            return text;
-        }
-        selected.pop();
-    }
-    let text = if selected.is_empty() {
-        plain_text::to_plain_sentence(summary) // only labels, or no words
-    } else {
-        write(&sources, selected)
-    };
-    shorten(&text, max_words + 1)
+    if terms.len() >= MIN_WORDS { terms.support(text) } else { None }
 }
 
-/// Writes the passages in the order of the conversation. A label precedes the first passage of each source.
-fn write(sources: &[SourceSentence<'_>], mut passages: Vec<Range<usize>>) -> String {
-    passages.sort_unstable_by_key(|passage| passage.start);
-    let (mut out, mut last) = (String::new(), None);
-    for passage in passages {
-        let Some(first) = sources.get(passage.start) else { continue };
-        if !out.is_empty() {
-            out.push(' ');
-        }
-        if let Some(label) = first.label.filter(|_| last != Some(first.source)) {
-            out.push_str(label);
-            out.push_str(": ");
-        }
-        out.push_str(&passage_text(sources, &passage));
-        last = Some(first.source);
-    }
-    out
-}
-
-fn passage_text(sources: &[SourceSentence<'_>], passage: &Range<usize>) -> String {
-    let sentences = sources.get(passage.clone()).unwrap_or_default();
-    passage::write(sentences.iter().map(|sentence| sentence.text.as_ref()))
-}
-
-/// Returns the first two thirds of a sentence that has `max_words` words or more.
-fn shorten(sentence: &str, max_words: usize) -> String {
-    let words = sentence.unicode_word_indices().count();
-    if words < max_words || words < 2 {
-        return sentence.to_owned();
-    }
-    let end = sentence.unicode_word_indices().nth((max_words * 2 / 3).max(1));
-    let (kept, _) = sentence.split_at(end.map_or(sentence.len(), |(at, _)| at));
-    plain_text::with_end(kept.to_owned())
-}
-
-/// Returns the factor for the form of a sentence: names and numbers increase it, a question decreases it.
+/// Returns the factor for the form of a sentence.
 fn form_factor(sentence: &str) -> f64 {
-    let factor = sentence
-        .split_whitespace()
-        .skip(1) // the first word is always capitalised
-        .filter(|word| is_name_or_number(word))
-        .take(2)
-        .fold(1.0, |sum, _| sum + NAME_OR_NUMBER_BONUS);
-    if plain_text::is_question(sentence) { QUESTION_FACTOR * factor } else { factor }
+    let factor = if lines::is_question(sentence) { QUESTION_FACTOR } else { 1.0 };
+    if cues::demands(sentence) { factor * CUE_FACTOR } else { factor }
 }
 
-/// Returns `true` if the word contains a digit, or starts with a capital and has more than one letter (unlike "I'm").
-fn is_name_or_number(word: &str) -> bool {
-    let mut chars = word.chars().skip_while(|c| !c.is_alphanumeric());
-    let is_name =
-        chars.next().is_some_and(char::is_uppercase) && chars.next().is_some_and(char::is_alphanumeric);
-    is_name || word.chars().any(char::is_numeric)
+/// Returns a substitute for a conversation without content words: its longest text, or the size of the results of tools.
+fn substitute(conversation: &[TranscriptLine]) -> String {
+    let entries = conversation.iter().map(|line| &line.entry);
+    let said = entries.clone().filter(|entry| entry.role != Role::Tool && !entry.text.trim().is_empty());
+    // The first one: `max_by_key` returns the last of equal elements.
+    let longest = said.rev().max_by_key(|entry| entry.text.len());
+    let results: Vec<&TranscriptEntry> = entries.filter(|entry| !entry.is_empty()).collect();
+    match longest {
+        Some(entry) => {
+            let text: String = lines::plain(&entry.text).chars().take(80).collect();
+            format!("{}: {}", lines::label(entry), text.trim())
+        }
+        None if results.is_empty() => String::new(),
+        None => {
+            let characters: usize = results.iter().map(|entry| entry.text.chars().count()).sum();
+            format!("Tool: results of {characters} characters")
+        }
+    }
 }
 
-fn ratio(part: usize, total: usize) -> f64 {
-    let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
-    number(part) / number(total.max(1))
+/// The sentences from which the summary is selected.
+#[derive(Default)]
+struct Draft {
+    terms: Terms,
+    lines: Vec<Line>,
+    statements: Vec<Statement>,
+}
+
+impl Draft {
+    fn begin_line(&mut self, line: Line) {
+        self.terms.begin_document();
+        self.lines.push(line);
+    }
+
+    fn add(&mut self, sentence: &str, factor: f64) {
+        let text = lines::plain(sentence);
+        let terms = self.terms.read(&text);
+        // A single word is a greeting or an interjection, unless it is a name.
+        if terms.len() > 1 || terms.iter().any(|term| term.is_name) {
+            let replaces = cues::corrects(&text);
+            self.statements.push(Statement { line: self.lines.len() - 1, text, terms, factor, replaces });
+        }
+    }
+
+    /// Returns the best sentences within the limit. Returns an empty text if no sentence states anything.
+    fn write(&self, limit: SummaryLimit) -> String {
+        let mut selected = selection::select(&self.statements, &self.lines, &self.terms, limit);
+        loop {
+            let mut in_order: Vec<&Statement> =
+                selected.iter().filter_map(|number| self.statements.get(*number)).collect();
+            in_order.sort_by_key(|statement| std::ptr::from_ref(*statement));
+            let text = lines::write(&self.lines, &in_order);
+            if limit.permits(&text) {
+                return text;
+            }
+            if selected.len() <= 1 {
+                return lines::shorten(&text, limit);
+            }
+            selected.pop();
+        }
+    }
 }

@@ -11,7 +11,7 @@ use super::metrics::{GaugeGuard, ModelMetrics};
 use super::prompt::Prompts;
 use super::provider::{Completion, Provider, Request};
 use super::status::{FailureStatus, ModelStatus};
-use super::{Attempt, CallMemory, Cost, ModelError, Task};
+use super::{Attempt, CallMemory, Cost, ModelError, Rejection, Task};
 use super::{reasoning, response_check};
 use crate::config;
 use crate::trace_context::step;
@@ -237,7 +237,10 @@ impl Model {
         let (finish_reason, task) = (completion.finish_reason, &request.task);
         let text = if self.spec.provider.is_prompted() {
             let text = reasoning::strip_reasoning(&completion.text);
-            response_check::check_response(text, finish_reason, task)
+            match response_check::check_response(text, finish_reason, task) {
+                Ok(text) if request.prompts.is_copied_by(&text) => Err(Rejection::Echo),
+                checked => checked,
+            }
         } else {
             response_check::check_extract(&completion.text, finish_reason, task)
         };

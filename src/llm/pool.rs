@@ -107,7 +107,7 @@ impl Llm for ModelPools {
                 model.record_failed_attempt(&mut request, error, Duration::ZERO);
                 continue;
             }
-            let attempts_before = request.attempts.len();
+            let (attempts_before, limit_before) = (request.attempts.len(), model.input_limit());
             let span = tracing::info_span!("llm_model", pool = pool_name, model = name);
             if let Some(completion) = model.complete(&mut request).instrument(span.clone()).await {
                 if !request.attempts.is_empty() {
@@ -126,6 +126,10 @@ impl Llm for ModelPools {
             }
             let mut attempts = request.attempts.iter().skip(attempts_before);
             if attempts.any(|attempt| matches!(attempt.error, ModelError::PromptTooLong)) {
+                // The caller divides the material for this model, which is better than those after it.
+                if model.input_limit() < limit_before {
+                    break;
+                }
                 too_small_limit = too_small_limit.max(input_limit);
             }
         }

@@ -6,6 +6,7 @@
 
 use super::Task;
 use crate::config;
+use crate::domain::consolidation::SummaryLimit;
 use crate::domain::tokens;
 use crate::domain::transcript::{encode_text, encode_transcript};
 use sha2::{Digest, Sha256};
@@ -150,14 +151,33 @@ impl Prompts {
     /// Returns the number of tokens of a consolidation prompt without a conversation.
     #[must_use]
     pub fn overhead(&self) -> usize {
-        let empty = Task::Consolidate { lines: &[], sentences: MAX_SENTENCES };
+        let limit = SummaryLimit::Words(0);
+        let empty = Task::Consolidate { lines: &[], sentences: MAX_SENTENCES, limit };
         *self.overhead.get_or_init(|| self.render(&empty).tokens())
+    }
+
+    /// Returns `true` if a text contains a part of the prompts.
+    #[must_use]
+    pub fn is_copied_by(&self, text: &str) -> bool {
+        /// So many words follow each other only in a copy. A text that is longer than the prompts copies its beginning.
+        const WORDS: usize = 9;
+        const MAX_WORDS: usize = 1000;
+        let normalized = |text: &str| text.split_whitespace().take(MAX_WORDS).collect::<Vec<_>>().join(" ");
+        let Self { consolidate_system, consolidate_user, meta_system, meta_user, .. } = self;
+        let prompts =
+            [consolidate_system, consolidate_user, meta_system, meta_user].map(|prompt| normalized(prompt));
+        let text = normalized(text);
+        let words: Vec<&str> = text.split(' ').collect();
+        words.windows(WORDS).any(|part| {
+            let part = part.join(" ");
+            prompts.iter().any(|prompt| prompt.contains(&part))
+        })
     }
 
     #[must_use]
     pub fn render(&self, task: &Task<'_>) -> Prompt {
         let (system, user, placeholder, sentences, data) = match *task {
-            Task::Consolidate { lines, sentences } => {
+            Task::Consolidate { lines, sentences, .. } => {
                 let data = format!("<conversation>\n{}</conversation>", encode_transcript(lines));
                 (&self.consolidate_system, &self.consolidate_user, "{conversation}", sentences, data)
             }

@@ -40,6 +40,38 @@ pub enum FinishReason {
     Unfinished,
 }
 
+impl FinishReason {
+    /// Reads the word of a provider, in the words of any format: gateways pass them on, and servers invent their own. Returns `None` for
+    /// no reason, and for an unknown one: then the end of the stream decides if the completion has ended.
+    pub fn parse(word: &str) -> Option<Self> {
+        let word = word.to_ascii_lowercase();
+        let has = |parts: &[&str]| parts.iter().any(|part| word.contains(part));
+        match word.as_str() {
+            "stop" | "eos" | "eos_token" | "end_turn" | "stop_sequence" => Some(Self::Complete),
+            "incomplete" => Some(Self::Length),
+            _ if has(&["length", "max_token", "max_output", "max_completion", "context_window"]) => {
+                Some(Self::Length)
+            }
+            _ if has(&[
+                "filter",
+                "safety",
+                "refus",
+                "sensitive",
+                "recitation",
+                "prohibited",
+                "blocklist",
+                "spii",
+                "moderat",
+            ]) =>
+            {
+                Some(Self::Filtered)
+            }
+            _ if has(&["tool", "function", "pause_turn"]) => Some(Self::Unfinished),
+            _ => None,
+        }
+    }
+}
+
 /// A complete response of a model that the response check has not seen yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
@@ -92,18 +124,18 @@ impl Provider for Extractive {
         let mut thread = capacity::current().thread().await;
         let permits = thread.as_mut().map(Held::detach);
         let summary = match request.task {
-            Task::Consolidate { lines, sentences } => {
-                let entries: Vec<_> = lines.iter().map(|line| line.entry.clone()).collect();
+            Task::Consolidate { lines, limit, .. } => {
+                let lines = lines.to_vec();
                 spawn_blocking(move || {
                     let _permits = permits;
-                    extractive::consolidate(&entries, sentences)
+                    extractive::summarize(&lines, limit)
                 })
             }
-            Task::MetaConsolidate { summary, max_words, .. } => {
+            Task::MetaConsolidate { summary, limit, .. } => {
                 let summary = summary.to_owned();
                 spawn_blocking(move || {
                     let _permits = permits;
-                    extractive::compress(&summary, max_words)
+                    extractive::compress(&summary, limit)
                 })
             }
             Task::Rerank { .. } => return Err(ModelError::Rejected(Rejection::NotAnOrder)),

@@ -6,9 +6,65 @@ use crate::domain::invisible::is_invisible;
 
 const TAGS: [&str; 4] = ["think", "thinking", "thought", "reasoning"];
 
-/// Returns the response without its reasoning. The result is empty if the reasoning does not end, because the model
-/// then never started its answer.
+/// Returns the response without its reasoning and without the marks of a chat template. The result is empty if the reasoning does not end,
+/// because the model then never started its answer.
 pub(super) fn strip_reasoning(text: &str) -> &str {
+    strip_marks(strip_blocks(strip_marks(text)))
+}
+
+/// Marks that end a turn, in the templates of open models; those between `<|` and `|>` are found without a list.
+const TURN_ENDS: [&str; 5] = ["</s>", "<end_of_turn>", "<eos>", "<｜end▁of▁sentence｜>", "[/INST]"];
+
+/// Marks after which a model that does not stop writes the next turn.
+const NEXT_TURNS: [&str; 6] =
+    ["<|start|>", "<|im_start|>", "<start_of_turn>", "<|im_end|>", "<|end|>", "<|eot_id|>"];
+
+/// Returns the text of the last channel, without the marks of the chat template around it: servers leak those of open models when their
+/// template is wrong. The text is empty if the last channel is one for reasoning.
+fn strip_marks(text: &str) -> &str {
+    const MESSAGE: &str = "<|message|>";
+    let mut rest = text.trim();
+    if let Some((head, body)) = rest.rsplit_once(MESSAGE) {
+        let channel = head.rsplit_once("<|channel|>").map_or("", |(_, name)| name.trim());
+        if channel.starts_with("analysis") || channel.starts_with("commentary") {
+            return "";
+        }
+        rest = body;
+    } else if rest.starts_with("<|channel|>analysis") {
+        return "";
+    }
+    loop {
+        let before = rest;
+        rest = rest.trim();
+        if let Some((name, after)) = rest.strip_prefix("<|").and_then(|mark| mark.split_once("|>"))
+            && is_mark(name)
+        {
+            // The names of the role and of the channel.
+            let names = ["assistant", "final"].into_iter();
+            rest = names.fold(after, |after, name| after.strip_prefix(name).unwrap_or(after));
+        }
+        if let Some((text, name)) = rest.strip_suffix("|>").and_then(|text| text.rsplit_once("<|"))
+            && is_mark(name)
+        {
+            rest = text;
+        }
+        rest = TURN_ENDS.into_iter().fold(rest, |rest, end| rest.strip_suffix(end).unwrap_or(rest)).trim();
+        if rest == before {
+            break;
+        }
+    }
+    // A model that goes on after the end of its turn plays the other side.
+    let end = NEXT_TURNS.into_iter().filter_map(|mark| rest.find(mark)).min();
+    end.and_then(|end| rest.get(..end)).unwrap_or(rest).trim_end()
+}
+
+/// Returns `true` for the name of a mark, such as `im_end`.
+fn is_mark(name: &str) -> bool {
+    (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+/// Returns the response without its blocks of reasoning.
+fn strip_blocks(text: &str) -> &str {
     // Some models begin with a byte order mark.
     let mut rest = text.trim_start_matches(|c: char| c.is_whitespace() || is_invisible(c));
     while let Some(tag) = tags(rest).next().filter(|tag| tag.begin == 0 && tag.kind != TagKind::Close) {
@@ -125,12 +181,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn marks_of_chat_templates_are_removed() {
+        for (text, expected) in [
+            (
+                "<|channel|>analysis<|message|>The user wants…<|end|><|start|>assistant<|channel|>final<|message|>Ada flies.<|return|>",
+                "Ada flies.",
+            ),
+            ("<|channel|>final<|message|>Ada flies.", "Ada flies."),
+            ("<|channel|>analysis<|message|>Ada flies, so I", ""),
+            ("<|channel|>analysis", ""),
+            ("Ada flies.<end_of_turn>\n", "Ada flies."),
+            ("<|im_start|>assistant\nAda flies.<|im_end|>\n<|im_start|>user\nThanks!", "Ada flies."),
+            ("<|start_header_id|>assistant<|end_header_id|>\n\nAda flies.<|eot_id|>", "Ada flies."),
+            ("Ada flies.</s>", "Ada flies."),
+            ("<think>Hm.</think>Ada flies.<|endoftext|>", "Ada flies."),
+            ("a <| b |> c", "a <| b |> c"),
+        ] {
+            assert_eq!(strip_reasoning(text), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn large_texts_of_tags_are_read_once() {
         for part in ["</think>", "<think>", "<think></think>", "<think/>", "<think ", "</think>\n"] {
             for start in ["", "Ada"] {
                 // A quadratic search would take minutes.
                 let text = format!("{start}{}", part.repeat(1_000_000 / part.len()));
-                assert!(text.ends_with(strip_reasoning(&text)), "{part}");
+                assert!(text.trim_end().ends_with(strip_reasoning(&text)), "{part}");
             }
         }
     }

@@ -1,14 +1,15 @@
 //! Validates a model's response before it becomes a summary or an order of search results.
 //!
-//! Only formal defects are detected; the quality of a summary depends on the prompt and the model. A rejected response
+//! Defects of form and texts about something else are detected; the quality of a summary depends on the prompt and the model. A rejected response
 //! is a failed attempt, so the pool continues with its next model. The built-in summariser copies sentences of the conversation, so
 //! each of its texts can be a summary: see [`check_extract`].
 
 use super::order::read_order;
 use super::provider::FinishReason;
-use super::{Rejection, Task};
+use super::{Rejection, Task, extractive};
 use crate::domain::invisible::is_invisible;
 use crate::domain::summary::{has_letters, words};
+use crate::domain::transcript::TranscriptEntry;
 use unicode_normalization::UnicodeNormalization as _;
 
 /// Responses that are not summaries, in the form that [`normalize`] returns. They must not be possible sentences of a
@@ -66,7 +67,41 @@ pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) 
     if body.is_empty() || NON_ANSWERS.contains(&body) {
         return Err(Rejection::NonAnswer);
     }
+    check_against_material(&text, task)?;
     Ok(text)
+}
+
+/// Checks that a text is about its material, and not longer.
+fn check_against_material(text: &str, task: &Task<'_>) -> Result<(), Rejection> {
+    /// A refusal has some words of a conversation by chance, and a summary in another language at least its names.
+    const MIN_SHARE: f64 = 0.15;
+    let support = match task {
+        Task::Consolidate { lines, .. } => {
+            // Lines of the transcript.
+            if text.lines().filter(|line| line.starts_with("{\"role\":\"")).count() > 1 {
+                return Err(Rejection::Echo);
+            }
+            if !lines.is_empty() && words(text) > lines.iter().map(|line| words(&line.json)).sum() {
+                return Err(Rejection::TooLong);
+            }
+            let parts = |line| {
+                let TranscriptEntry { name, text, calls, .. }: &TranscriptEntry = line;
+                name.iter().chain([text]).chain(calls).map(String::as_str)
+            };
+            extractive::support(text, lines.iter().flat_map(|line| parts(&line.entry)))
+        }
+        Task::MetaConsolidate { summary, .. } => {
+            if words(text) * 10 > words(summary) * 9 {
+                return Err(Rejection::NotShorter);
+            }
+            extractive::support(text, summary.lines())
+        }
+        Task::Rerank { .. } => None,
+    };
+    match support {
+        Some(share) if share < MIN_SHARE => Err(Rejection::Unsupported),
+        _ => Ok(()),
+    }
 }
 
 /// Checks a text of a model without a prompt, which copies sentences. A copied "None" is a part of the conversation, so it is
@@ -160,7 +195,11 @@ fn is_entity(word: &str) -> bool {
 mod tests {
     use super::*;
 
-    const CONSOLIDATE: Task<'_> = Task::Consolidate { lines: &[], sentences: 5 };
+    const CONSOLIDATE: Task<'_> = Task::Consolidate {
+        lines: &[],
+        sentences: 5,
+        limit: crate::domain::consolidation::SummaryLimit::Words(600),
+    };
 
     fn rejection(text: &str) -> Option<Rejection> {
         check_response(text, FinishReason::Complete, &CONSOLIDATE).err()
@@ -266,7 +305,11 @@ mod tests {
         for text in ["Summary: None.", "N: A.", "none", "_: 👍", "?!"] {
             assert_eq!(check(&format!(" {text}\n"), &CONSOLIDATE).as_deref(), Ok(text));
         }
-        let compress = Task::MetaConsolidate { summary: "one two three", sentences: 8, max_words: 99 };
+        let compress = Task::MetaConsolidate {
+            summary: "one two three",
+            sentences: 8,
+            limit: crate::domain::consolidation::SummaryLimit::Words(99),
+        };
         for (text, result) in [
             ("None.", Ok("None.")),
             ("👍", Err(Rejection::Empty)),
@@ -290,7 +333,11 @@ mod tests {
             ("明天十点开会", "我们明天上午十点开会", Some(Rejection::NotShorter)),
         ];
         for (summary, text, rejection) in cases {
-            let task = Task::MetaConsolidate { summary, sentences: 8, max_words: 99 };
+            let task = Task::MetaConsolidate {
+                summary,
+                sentences: 8,
+                limit: crate::domain::consolidation::SummaryLimit::Words(99),
+            };
             assert_eq!(check_response(text, FinishReason::Complete, &task).err(), rejection, "{text:?}");
             assert_eq!(check_response(text, FinishReason::Complete, &CONSOLIDATE).err(), None);
         }

@@ -1,5 +1,6 @@
 //! The tasks for models.
 
+use crate::domain::consolidation::SummaryLimit;
 use crate::domain::transcript::TranscriptLine;
 use std::time::Duration;
 
@@ -12,14 +13,16 @@ pub enum Task<'a> {
         lines: &'a [TranscriptLine],
         /// Requested length of the summary.
         sentences: usize,
+        /// Largest length of a summary by the built-in summariser, because length costs it nothing.
+        limit: SummaryLimit,
     },
     /// Compress a summary that has grown too long.
     MetaConsolidate {
         summary: &'a str,
         /// Requested length of the compressed summary.
         sentences: usize,
-        /// The number of words that the built-in summariser uses, because a longer summary costs it nothing.
-        max_words: usize,
+        /// Largest length of a compression by the built-in summariser.
+        limit: SummaryLimit,
     },
     /// Order search results by their relevance for a query. The response consists of their numbers, see [`order`](super::order).
     Rerank {

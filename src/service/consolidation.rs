@@ -23,7 +23,7 @@ use crate::domain::search::text::OwnResults;
 use crate::domain::session::{Session, Window};
 use crate::domain::transcript::{TimeLines, TranscriptEntry, TranscriptLine};
 use crate::domain::{batching, summary};
-use crate::llm::{Attempt, Cost, LlmError, PoolResponse, Task};
+use crate::llm::{Attempt, Cost, LlmError, PoolResponse, Task, extractive};
 use crate::storage::{LeaseCondition, MessagePage, MessageQuery, NewRevision, StoreError, StoredMessage};
 use crate::trace_context::step;
 use futures_util::FutureExt as _;
@@ -189,6 +189,13 @@ struct Batch {
     capacity: usize,
 }
 
+/// The author of a summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writer {
+    Pool,
+    BuiltIn,
+}
+
 /// The part of a batch that one call summarises: usually all of it.
 struct Part {
     /// Not empty, and without messages that have no text.
@@ -199,9 +206,9 @@ struct Part {
 
 impl Batch {
     /// Divides the batch into parts for one call each, and its sentences among them. A batch without text has none.
-    fn into_parts(self) -> Vec<Part> {
+    fn parts(&self) -> Vec<Part> {
         let sentences = self.sentences;
-        let lines = self.lines.into_iter().filter(|line| !line.entry.is_empty()).collect();
+        let lines = self.lines.iter().filter(|line| !line.entry.is_empty()).cloned().collect();
         let parts = batching::split_to_fit(lines, self.capacity);
         let sentences = divide_sentences(sentences, parts.len());
         parts.into_iter().zip(sentences).map(|(lines, sentences)| Part { lines, sentences }).collect()
@@ -421,18 +428,37 @@ impl ConsolidationRun {
         Ok(self.service.config.policy.plan(&messages, tail_len, &scope))
     }
 
-    /// Summarises and commits the batches of a plan.
+    /// Summarises and commits the batches of a plan. A batch that the models reject because of its content or size is divided; what cannot
+    /// be divided is summarised without them, because it would be rejected again in each run.
     async fn execute(&mut self, plan: &ConsolidationPlan) -> Result<(), RunError> {
-        let mut done = 0;
+        let (mut done, mut max_messages) = (0, usize::MAX);
         self.lines.clear();
         self.own_results = OwnResults::default();
-        while let Some(batch) = self.next_batch(plan, done).instrument(step!("load")).await? {
+        while let Some(batch) = self.next_batch(plan, done, max_messages).instrument(step!("load")).await? {
             let (messages, capacity) = (batch.lines.len(), batch.capacity);
-            match self.summarize(batch).await {
-                Ok(revision) => self.commit(revision).instrument(step!("commit")).await?,
+            let smallest = plan.batch_ends.iter().find(|end| **end > done).map_or(messages, |end| end - done);
+            match self.summarize(&batch, Writer::Pool).await {
+                Ok(revision) => {
+                    self.commit(revision).instrument(step!("commit")).await?;
+                    max_messages = max_messages.saturating_mul(2);
+                }
                 // The model accepts fewer tokens than its settings say: try again with a smaller batch.
                 Err(RunError::Llm(error)) if error.is_prompt_too_long() && self.capacity() < capacity => {
                     continue;
+                }
+                Err(RunError::Llm(error)) if self.may_divide(&error) && messages > smallest => {
+                    max_messages = messages / 2;
+                    continue;
+                }
+                Err(RunError::Llm(error)) if error.is_filtered() || error.is_prompt_too_long() => {
+                    tracing::warn!(
+                        error = %ErrorChain(&error),
+                        messages,
+                        "the models reject these messages; the built-in summariser summarises them"
+                    );
+                    let revision = self.summarize(&batch, Writer::BuiltIn).await?;
+                    self.commit(revision).instrument(step!("commit")).await?;
+                    max_messages = max_messages.saturating_mul(2);
                 }
                 Err(error) => return Err(error),
             }
@@ -442,11 +468,25 @@ impl ConsolidationRun {
         Ok(())
     }
 
-    /// Returns the next batch after the first `done` messages of the plan, or `None` at the end of the plan.
-    async fn next_batch(&mut self, plan: &ConsolidationPlan, done: usize) -> Result<Option<Batch>, RunError> {
+    /// Returns `true` if the models may accept a smaller batch. Errors whose cause is unknown must have ended the run before, too.
+    fn may_divide(&self, error: &LlmError) -> bool {
+        let is_second = self.session.consolidation.failures > 0;
+        error.is_filtered() || error.is_prompt_too_long() || (is_second && error.may_depend_on_size())
+    }
+
+    /// Returns the next batch after the first `done` messages of the plan, or `None` at the end of the plan. It has at most `max_messages`
+    /// messages if the tail can be split there.
+    async fn next_batch(
+        &mut self,
+        plan: &ConsolidationPlan,
+        done: usize,
+        max_messages: usize,
+    ) -> Result<Option<Batch>, RunError> {
         let capacity = self.capacity();
-        let ends: Vec<usize> =
+        let mut ends: Vec<usize> =
             plan.batch_ends.iter().filter(|end| **end > done).map(|end| end - done).collect();
+        let permitted = ends.iter().filter(|end| **end <= max_messages).count();
+        ends.truncate(permitted.max(1));
         let message_tokens = plan.message_tokens.get(done..).unwrap_or_default();
         self.load_lines(message_tokens, &ends, capacity).await?;
         let mut times = TimeLines::default();
@@ -534,17 +574,30 @@ impl ConsolidationRun {
     }
 
     /// Has a batch summarised, and the summary compressed if it becomes too long. Nothing is written.
-    async fn summarize(&mut self, batch: Batch) -> Result<NewRevision, RunError> {
+    async fn summarize(&mut self, batch: &Batch, writer: Writer) -> Result<NewRevision, RunError> {
         let (messages, message_tokens) = (batch.lines.len(), batch.message_tokens);
         let (mut added, mut provenance) = (String::new(), None);
         let pool = self.pools.consolidation.clone();
-        for Part { lines, sentences } in batch.into_parts() {
-            let response = self.complete(&pool, Task::Consolidate { lines: &lines, sentences }).await?;
-            let text = without_nul(&response.text);
+        let parts = batch.parts();
+        let limit = self.limit().share(1, parts.len());
+        for Part { lines, sentences } in parts {
+            let (text, latest) = match writer {
+                Writer::Pool => {
+                    let task = Task::Consolidate { lines: &lines, sentences, limit };
+                    let response = self.complete(&pool, task).await?;
+                    let provenance = provenance_of(&pool, &response);
+                    (response.text, provenance)
+                }
+                Writer::BuiltIn => {
+                    let summarize = move || extractive::summarize(&lines, limit);
+                    built_in(&pool, summarize).await
+                }
+            };
+            let text = without_nul(&text);
             // The built-in summariser found only emoji or punctuation: the messages count as messages without text.
             if summary::has_letters(&text) {
                 added = summary::append(&added, &text);
-                provenance = Some(add_call(provenance_of(&pool, &response), provenance.as_ref()));
+                provenance = Some(add_call(latest, provenance.as_ref()));
             }
         }
         let (summary, meta) = if added.is_empty() {
@@ -682,6 +735,20 @@ fn add_call(latest: Provenance, earlier: Option<&Provenance>) -> Provenance {
         Some(earlier) => latest.after(earlier),
         None => latest,
     }
+}
+
+/// Has the built-in summariser write a text in the place of a pool, and returns it with its provenance.
+async fn built_in(pool: &str, write: impl FnOnce() -> String + Send + 'static) -> (String, Provenance) {
+    let started_at = Instant::now();
+    let text = blocking::spawn_cpu(write).await;
+    let provenance = Provenance {
+        model: extractive::MODEL.to_owned(),
+        pool: pool.to_owned(),
+        prompt_version: extractive::VERSION.to_owned(),
+        usage: ModelUsage::default(),
+        duration_ms: millis(started_at.elapsed()),
+    };
+    (text, provenance)
 }
 
 fn provenance_of(pool: &str, response: &PoolResponse) -> Provenance {

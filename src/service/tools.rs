@@ -120,17 +120,43 @@ impl MemoryService {
             (_, None) => Ok(no_user(context).into()),
             (ToolCall::MemoryRead, Some(user)) => Ok(memory_read(self.memory(tenant, user).await?)),
             (ToolCall::MemoryWrite { content }, Some(user)) => {
-                match self.write_memory(tenant, user, &content, None, context.author).await {
-                    Ok(document) => Ok(memory_saved(user, &document, new_session(caller, context))),
-                    Err(Error::MemoryTooLarge { bytes, max_bytes }) => {
-                        Ok(ToolOutcome::from(ToolError(format!(
-                            "Nothing was written: the document has {bytes} bytes, and at most {max_bytes} fit. Keep what matters, \
-                         about 300 words, and write it again."
-                        ))))
-                    }
-                    Err(error) => Err(error),
-                }
+                let written = self.write_memory(tenant, user, &content, None, context.author).await;
+                memory_saved(user, written, new_session(caller, context))
             }
+            (ToolCall::MemoryAppend { text }, Some(user)) => {
+                self.edit_memory(tenant, user, caller, context, |document| Ok(append(document, &text))).await
+            }
+            (ToolCall::MemoryReplace { old_text, new_text }, Some(user)) => {
+                let edit = |document: &str| replace(document, &old_text, &new_text);
+                self.edit_memory(tenant, user, caller, context, edit).await
+            }
+        }
+    }
+
+    /// Writes the document that an edit makes of the present one. If another call changes the document in between, the edit is made again.
+    async fn edit_memory(
+        &self,
+        tenant: &TenantId,
+        user: &UserId,
+        caller: &ToolCaller,
+        context: &ToolContext,
+        edit: impl Fn(&str) -> Result<String, ToolError>,
+    ) -> Result<ToolOutcome, Error> {
+        /// Other sessions of the user can change the document again and again.
+        const MAX_ATTEMPTS: usize = 20;
+        let mut attempt = 1;
+        loop {
+            let document = self.memory(tenant, user).await?;
+            let version = document.as_ref().map_or(0, |document| document.version);
+            let text = match edit(document.as_ref().map_or("", |document| &document.content)) {
+                Ok(text) => text,
+                Err(error) => return Ok(error.into()),
+            };
+            let written = self.write_memory(tenant, user, &text, Some(version), context.author).await;
+            if !matches!(written, Err(Error::VersionMismatch)) || attempt == MAX_ATTEMPTS {
+                return memory_saved(user, written, new_session(caller, context));
+            }
+            attempt += 1;
         }
     }
 
@@ -164,6 +190,35 @@ fn new_session<'c>(caller: &ToolCaller, context: &'c ToolContext) -> Option<&'c 
     context.session.as_ref().filter(|_| is_new)
 }
 
+/// Adds a text on a line of its own.
+fn append(document: &str, text: &str) -> String {
+    let separator = if document.is_empty() || document.ends_with('\n') { "" } else { "\n" };
+    format!("{document}{separator}{text}")
+}
+
+/// Replaces a passage that occurs exactly once.
+fn replace(document: &str, old_text: &str, new_text: &str) -> Result<String, ToolError> {
+    // Overlapping occurrences count, too.
+    let starts = document
+        .char_indices()
+        .filter(|(at, _)| document.get(*at..).is_some_and(|rest| rest.starts_with(old_text)));
+    match starts.count() {
+        1 => Ok(document.replacen(old_text, new_text, 1)),
+        0 if document.trim().is_empty() => {
+            Err(ToolError("Nothing was written: your memory document is empty. Use memory_append.".to_owned()))
+        }
+        0 => Err(ToolError(
+            "Nothing was written: `old_text` is not in your memory document. Read it with memory_read and copy the passage \
+             exactly, with its punctuation and line breaks."
+                .to_owned(),
+        )),
+        count => Err(ToolError(format!(
+            "Nothing was written: `old_text` occurs {count} times in your memory document. Include more of the words around \
+             the passage, so that it occurs once."
+        ))),
+    }
+}
+
 fn memory_read(document: Option<MemoryDocument>) -> ToolOutcome {
     let updated_at = document.as_ref().and_then(|document| document.created_at.format(&Rfc3339).ok());
     let (version, words, text) = document
@@ -173,8 +228,22 @@ fn memory_read(document: Option<MemoryDocument>) -> ToolOutcome {
     ToolOutcome { is_error: false, content, data }
 }
 
-fn memory_saved(user: &UserId, document: &MemoryDocument, new_session: Option<&SessionId>) -> ToolOutcome {
-    let MemoryDocument { version, words, .. } = *document;
+fn memory_saved(
+    user: &UserId,
+    written: Result<MemoryDocument, Error>,
+    new_session: Option<&SessionId>,
+) -> Result<ToolOutcome, Error> {
+    let MemoryDocument { version, words, .. } = match written {
+        Ok(document) => document,
+        Err(Error::MemoryTooLarge { bytes, max_bytes }) => {
+            let text = format!(
+                "Nothing was written: the document would have {bytes} bytes, and at most {max_bytes} fit. Keep what matters, \
+                 about 300 words, and write it again with memory_write."
+            );
+            return Ok(ToolError(text).into());
+        }
+        Err(error) => return Err(error),
+    };
     let hint = (words > LONG_MEMORY_WORDS).then(|| {
         format!("It has {words} words: keep it to about 300, and write it again without what matters least.")
     });
@@ -196,5 +265,5 @@ fn memory_saved(user: &UserId, document: &MemoryDocument, new_session: Option<&S
         content.push_str(hint);
     }
     let data = json!({"version": version, "words": words, "hint": hint});
-    ToolOutcome { is_error: false, content, data }
+    Ok(ToolOutcome { is_error: false, content, data })
 }

@@ -70,7 +70,10 @@ async fn mcp_requests_work_on_any_replica(backend: Backend) {
         for (name, property) in ours["properties"].as_object().expect("properties") {
             assert_eq!(schema["properties"][name], *property);
         }
-        assert_eq!(tool["annotations"]["readOnlyHint"], tool["name"] != "memory_write");
+        assert_eq!(
+            tool["annotations"]["readOnlyHint"],
+            !["memory_write", "memory_append", "memory_replace"].iter().any(|name| tool["name"] == *name)
+        );
     }
     let (text, is_error) = called(tool(&one, "memory_write", &json!({"content": "Likes tea."}))).await;
     assert!(!is_error && text.contains("version 1"), "{text}");
@@ -192,7 +195,10 @@ async fn mcp_key_with_read_scope_lists_and_calls_reading_tools_only(backend: Bac
     let writer = app.with_key(backend.key("acme", Scope::Write).await.expose());
     let list = |app: &TestClient| message(app, "tools/list", &json!({}));
     assert_eq!(names(list(&reader)).await, ["memory_read", "search_history"]);
-    assert_eq!(names(list(&writer)).await, ["memory_read", "memory_write", "search_history"]);
+    assert_eq!(
+        names(list(&writer)).await,
+        ["memory_read", "memory_write", "memory_append", "memory_replace", "search_history"]
+    );
     let write = json!({"content": "Likes tea.", "user_id": "ada"});
     let (output, is_error) = called(tool(&reader, "memory_write", &write)).await;
     assert!(is_error && output.contains("scope write"), "{output}");
@@ -220,7 +226,11 @@ async fn mcp_key_with_read_scope_lists_and_calls_reading_tools_only(backend: Bac
 async fn mcp_invalid_arguments_are_reported_to_the_model() {
     let app = TestApp::on_sqlite(&[("memory.max_bytes", "20")]).await;
     for (name, arguments, text) in [
-        ("memory_delete", json!({}), "The tools are memory_read, memory_write, search_history"),
+        (
+            "memory_delete",
+            json!({}),
+            "The tools are memory_read, memory_write, memory_append, memory_replace, search_history",
+        ),
         ("memory_write", json!({}), "`content` is missing"),
         ("memory_write", json!({"content": "twenty-one characters"}), "at most 20"),
         ("search_history", json!({"query": "a", "max_results": 0}), "from 1 to 50"),

@@ -22,7 +22,7 @@ async fn tool_definitions_have_the_format_of_the_model_api() {
     let pairs: Vec<_> = pairs.zip(anthropic["tools"].as_array().expect("a list")).collect();
     let names: Vec<_> =
         pairs.iter().map(|(_, anthropic)| anthropic["name"].as_str().expect("a name")).collect();
-    assert_eq!(names, ["memory_read", "memory_write", "search_history"]);
+    assert_eq!(names, ["memory_read", "memory_write", "memory_append", "memory_replace", "search_history"]);
     for (openai, anthropic) in pairs {
         assert_eq!(openai["type"], "function");
         let function = &openai["function"];
@@ -257,6 +257,49 @@ async fn search_history_searches_all_sessions_of_the_user(backend: Backend) {
     assert_eq!(mistake["is_error"], true);
 }
 
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_of_the_memory_document_are_changed(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    let content = async || app.get("/users/default/memory").await["content"].clone();
+    for (tool, arguments, document) in [
+        ("memory_append", json!({"text": "Likes tea."}), "Likes tea."),
+        ("memory_append", json!({"text": "Lives in Ulm.\n"}), "Likes tea.\nLives in Ulm.\n"),
+        ("memory_append", json!({"text": "Has a dog."}), "Likes tea.\nLives in Ulm.\nHas a dog."),
+        (
+            "memory_replace",
+            json!({"old_text": "Ulm", "new_text": "Köln"}),
+            "Likes tea.\nLives in Köln.\nHas a dog.",
+        ),
+        ("memory_replace", json!({"old_text": "\nHas a dog.", "new_text": ""}), "Likes tea.\nLives in Köln."),
+    ] {
+        let response = call(&app, "s", tool, &arguments).await.ok(200);
+        assert_eq!(response["is_error"], false, "{response}");
+        assert_eq!(content().await, document);
+    }
+    for (old_text, problem) in [("Bonn", "is not in"), ("Li", "occurs 2 times")] {
+        let response =
+            call(&app, "s", "memory_replace", &json!({"old_text": old_text, "new_text": "x"})).await.ok(200);
+        assert!(response["content"].as_str().expect("a text").contains(problem), "{response}");
+    }
+    assert_eq!(app.get("/users/default/memory").await["version"], 5);
+    // Concurrent edits: none is lost.
+    let edits =
+        (0..10).map(|number| {
+            let app = &app;
+            async move {
+                call(app, "s", "memory_append", &json!({"text": format!("Fact {number}.")})).await.ok(200)
+            }
+        });
+    futures_util::future::join_all(edits).await;
+    let content = content().await;
+    for number in 0..10 {
+        let fact = format!("Fact {number}.");
+        assert_eq!(content.as_str().expect("a text").matches(&fact).count(), 1, "{content}");
+    }
+}
+
 /// A model that calls the tool nevertheless receives an explanation.
 #[tokio::test]
 async fn search_history_is_not_offered_without_index() {
@@ -264,7 +307,7 @@ async fn search_history_is_not_offered_without_index() {
     let names = app.get("/tools?format=anthropic").await.ok(200);
     let names: Vec<_> =
         names["tools"].as_array().expect("a list").iter().map(|tool| tool["name"].clone()).collect();
-    assert_eq!(names, ["memory_read", "memory_write"]);
+    assert_eq!(names, ["memory_read", "memory_write", "memory_append", "memory_replace"]);
     assert!(!app.get("/skills/memory").await.text.contains("search_history"));
     let asked = json!({"include_memory_skill": true});
     assert!(!app.context("s", &asked).await["messages"].to_string().contains("search_history"));
@@ -283,6 +326,11 @@ async fn invalid_arguments_are_reported_to_the_model() {
         ("memory_write", openai(r#"{"content": "twenty-one characters"}"#, "memory_write"), "at most 20"),
         ("memory_write", openai(r#"{"content": "\ud80"}"#, "memory_write"), "not JSON"),
         ("memory_write", json!({"content": "a", "mode": "append"}), "`mode` is no argument"),
+        ("memory_append", json!({"text": " "}), "`text` is empty"),
+        ("memory_append", json!({"text": "twenty-one characters"}), "at most 20"),
+        ("memory_replace", json!({"old_text": "", "new_text": "a"}), "`old_text` is empty"),
+        ("memory_replace", json!({"old_text": "a"}), "`new_text` is missing"),
+        ("memory_replace", json!({"old_text": "a", "new_text": "b"}), "document is empty"),
         ("memory_read", json!({"user": "bo"}), "no arguments"),
         ("search_history", json!({"query": "a", "max_results": 51}), "from 1 to 50"),
         ("search_history", json!({}), "`query` is missing"),
@@ -307,7 +355,12 @@ async fn invalid_tool_request_is_rejected_with_a_problem() {
     let at = |tool: &str| format!("/sessions/s/tools/{tool}");
     let problem = app.post(&at("memory_delete"), "{}").await.problem(404, "tool-not-found");
     // The same text as over MCP.
-    assert!(problem.contains("The tools are memory_read, memory_write, search_history."), "{problem}");
+    assert!(
+        problem.contains(
+            "The tools are memory_read, memory_write, memory_append, memory_replace, search_history."
+        ),
+        "{problem}"
+    );
     for (body, fields) in [
         (r#"{"type":"function","function":{"name":"memory_read"}}"#, &["id"][..]),
         (r#"{"type":"tool_use","id":"a","name":"memory_write","input":{}}"#, &["name"]),

@@ -119,10 +119,24 @@ async fn message_larger_than_input_limit_is_split_for_the_model(backend: Backend
     let text = words.join("\n");
     let given = [json!({"role": "user", "content": text, "name": "Ada"}).to_string(), assistant(2), user(3)];
     record(&app, "s", &given).await;
+    let numbers = |call: &Call| {
+        let words = lines(call)[0]["text"].as_str().unwrap_or_default().to_owned();
+        words
+            .split(|c: char| !c.is_numeric())
+            .filter(|word| !word.is_empty())
+            .take(4)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    model.default(Behaviour::reply(move |call| format!("They counted {}.", numbers(call))));
     for failing in [true, false] {
         let before = model.calls().len();
-        model.push(Behaviour::answer("Part 1."));
-        model.push(if failing { Behaviour::answer("none") } else { Behaviour::answer("Part 2.") });
+        model.push(Behaviour::reply(move |call| format!("Part 1: {}.", numbers(call))));
+        model.push(if failing {
+            Behaviour::answer("none")
+        } else {
+            Behaviour::reply(move |call| format!("Part 2: {}.", numbers(call)))
+        });
         let (status, revision) = consolidate(&app, "s").await;
         if failing {
             // Half of a message cannot be committed.
@@ -145,7 +159,7 @@ async fn message_larger_than_input_limit_is_split_for_the_model(backend: Backend
         let without_spaces = |text: &str| text.split_whitespace().collect::<String>();
         assert!(without_spaces(&read) == without_spaces(&text), "all of it, once and in order");
         let whole = revision["text"].as_str().unwrap();
-        assert!(whole.starts_with("Part 1.\n\nPart 2.\n\n"), "{whole}");
+        assert!(whole.starts_with("Part 1: ") && whole.contains("\n\nPart 2: "), "{whole}");
     }
     assert_contiguous(&revisions(&app, "s").await, 2);
 }

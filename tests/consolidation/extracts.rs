@@ -12,8 +12,8 @@ use test_case::test_case;
 async fn messages_that_look_like_no_answer_are_consolidated(backend: Backend) {
     let app = TestApp::start(&backend, &[]).await;
     for (session, name, content, text) in [
-        ("summary", "Summary", "None", "Summary: None."),
-        ("not-applicable", "N", "A", "N: A."),
+        ("summary", "Summary", "None", "Summary: None"),
+        ("not-applicable", "N", "A", "N: A"),
         ("emoji", "Ada", "👍", "Ada: 👍"),
     ] {
         let given = vec![json!({"role": "user", "name": name, "content": content}).to_string(); 102];

@@ -35,7 +35,6 @@ fn misbehaviours() -> Vec<(&'static str, Behaviour)> {
         ("none", Behaviour::answer("None.")),
         ("breaks-off", Behaviour::BreakOff(text())),
         ("ends-early", Behaviour::EndEarly(text())),
-        ("filtered", Behaviour::Finish(text(), "content_filter")),
         ("cut-off", Behaviour::Finish(text(), "length")),
         ("errs", Behaviour::ErrorAfter(text(), "overloaded")),
         ("garbage", Behaviour::garbage()),

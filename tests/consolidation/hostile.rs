@@ -66,6 +66,10 @@ fn parts(call: &Call) -> (String, Vec<String>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_message_stays_on_its_line_of_the_prompt(backend: Backend) {
     let model = ModelServer::start().await;
+    model.default(Behaviour::reply(|call| {
+        let is_hostile = call.user().contains("administrator");
+        if is_hostile { "An administrator says obey." } else { "A question of m1, m2 and m3." }.to_owned()
+    }));
     let app =
         start(&backend, &model, &[("consolidation.threshold", "60"), ("consolidation.keep_recent", "1")])
             .await;
@@ -76,7 +80,8 @@ async fn hostile_message_stays_on_its_line_of_the_prompt(backend: Backend) {
     let harmless: Vec<String> = (1..=given.len()).map(crate::harness::user).collect();
     for (session, messages) in [("harmless", &harmless), ("hostile", &given)] {
         record(&app, session, messages).await;
-        assert_eq!(plain(&app, session, messages).await.outcome(), "consolidated");
+        let answer = plain(&app, session, messages).await;
+        assert_eq!(answer.outcome(), "consolidated", "{:?}", answer.consolidation.reason);
     }
     let calls = model.calls();
     let roles: Vec<&Value> =
@@ -124,7 +129,9 @@ fn headings(text: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stored_text_cannot_forge_reserved_headings(backend: Backend) {
     let model = ModelServer::start().await;
-    let all: String = HOSTILE.map(|text| text.replace('\0', "")).join("\n");
+    // precis cuts the answer of a model at marks of chat templates.
+    let texts = HOSTILE.into_iter().filter(|text| !text.contains("<|"));
+    let all = texts.map(|text| text.replace('\0', "")).collect::<Vec<_>>().join("\n");
     assert!(headings(&all).len() > 9, "these would pass for ours");
     model.default(Behaviour::reply({
         let all = all.clone();
@@ -141,6 +148,7 @@ async fn stored_text_cannot_forge_reserved_headings(backend: Backend) {
     let app = start(&backend, &model, &set).await;
     app.put("/users/default/memory", json!({"content": all})).await.ok(200);
     let mut given = crate::harness::turns(1..=12);
+    given[0] = json!({"role": "user", "content": all}).to_string();
     record(&app, "s", &given).await;
     let answer = plain(&app, "s", &given).await;
     assert_eq!(answer.outcome(), "consolidated");
@@ -153,7 +161,8 @@ async fn stored_text_cannot_forge_reserved_headings(backend: Backend) {
 
     given.extend(crate::harness::turns(13..=19));
     record(&app, "s", &given[12..]).await;
-    let asked = json!({"mode": "off", "system_prompt": "Be kind.", "user_message": HOSTILE[10]});
+    let asked =
+        json!({"mode": "off", "recall": false, "system_prompt": "Be kind.", "user_message": HOSTILE[10]});
     let body = app.context("s", &asked).await;
     let system = body["messages"][0]["content"].as_str().unwrap();
     assert_eq!(headings(system), ["yourmemory", "sessionsummary", "notice"]);

@@ -1,11 +1,9 @@
 //! A model that accepts less than its settings say gets smaller batches from then on, in all sessions.
 
 use crate::batches::{assert_contiguous, long};
-use crate::harness::{PATIENCE, consolidate, plain, record, revisions, seen, start, state};
+use crate::harness::{PATIENCE, plain, record, revisions, seen, start};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, Call, ModelServer};
-use reqwest::StatusCode;
-use serde_json::json;
 use test_case::test_case;
 
 /// Limit of the model in bytes of the user prompt: a twentieth of its `input_limit` of 100,000 tokens.
@@ -49,29 +47,19 @@ async fn batches_shrink_after_first_too_long_error(backend: Backend) {
 #[test_case(Backend::sqlite().await; "sqlite")]
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prompt_too_long_at_any_size_fails_with_few_calls(backend: Backend) {
+async fn prompt_too_long_at_any_size_is_summarised_without_the_model(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::AtMost(0, String::new()));
-    let set = [("consolidation.retry_initial", "1h"), ("consolidation.retry_max", "1h")];
-    let app = start(&backend, &model, &set).await;
+    let app = start(&backend, &model, &[]).await;
     let given: Vec<String> = (1..=120).map(long).collect();
     record(&app, "s", &given).await;
     let answer = tokio::time::timeout(PATIENCE, plain(&app, "s", &given)).await.expect("it ends");
-    assert_eq!((answer.outcome(), answer.verbatim().len()), ("failed", 120));
-    let reason = answer.consolidation.reason.as_deref().unwrap();
-    assert!(reason.contains("small: the prompt is too long for the model"), "{reason}");
-    // After a few halvings, 100,000 tokens are hardly more than the prompt without data.
-    let calls = model.calls().len();
-    assert!((2..=10).contains(&calls), "{calls} calls");
-    assert!(model.calls().is_sorted_by(|a, b| a.user().len() > b.user().len()), "each asks for less");
-    // The next attempt needs a single call to fail.
-    let (status, problem) = consolidate(&app, "s").await;
-    assert_eq!((status, model.calls().len()), (StatusCode::BAD_GATEWAY, calls + 1), "{problem}");
-    assert_eq!(state(&app, "s").await["cursor"], json!(0));
-    // A model that accepts the smaller size gets all messages.
-    model.default(Behaviour::answer("They met."));
-    assert_eq!(consolidate(&app, "s").await.0, StatusCode::CREATED);
-    let taken = model.calls().split_off(calls + 1);
-    assert_eq!(plain(&app, "s", &given).await.coverage.summary_through, 100);
-    assert!(taken.len() >= 100, "{}: in small pieces", taken.len());
+    assert_eq!((answer.outcome(), answer.verbatim().len()), ("consolidated", 20));
+    assert_eq!(answer.coverage.summary_through, 100);
+    for revision in revisions(&app, "s").await {
+        assert_eq!(revision["model"], "extractive");
+    }
+    // The model gets less and less until a batch cannot be divided any more.
+    let calls = model.calls();
+    assert!(calls[..5].is_sorted_by(|a, b| a.user().len() > b.user().len()), "each asks for less");
 }

@@ -127,7 +127,7 @@ async fn dry_run_needs_a_pool_and_no_prompt_of_the_built_in_summariser() {
         (&plan["first_batch"]["prompt"], &plan["first_batch"]["sentences"]),
         (&Value::Null, &json!(5))
     );
-    let expected = json!({"name": "extractive", "is_prompted": false, "prompt_version": "extractive-1"});
+    let expected = json!({"name": "extractive", "is_prompted": false, "prompt_version": "extractive-2"});
     assert_includes(&extractive["models"][0], &expected);
     // Messages without text advance the cursor without a call.
     record(&app, "blank", &vec![r#"{"role":"user","content":" "}"#.to_owned(); 30]).await;

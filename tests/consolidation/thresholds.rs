@@ -50,7 +50,9 @@ async fn summary_is_compressed_above_600_words(backend: Backend) {
             if compressed && Some(answer) == answers.last() {
                 model.push(Behaviour::answer("Tea, all of it."));
             }
-            record(&app, session, &turns(1..=4)).await;
+            // A summary is not longer than its material.
+            let long = json!({"role": "user", "content": format!("{answer} {answer}")}).to_string();
+            record(&app, session, &[vec![long], turns(2..=4)].concat()).await;
             assert_eq!(consolidate(&app, session).await.0, StatusCode::CREATED, "{session}");
         }
         let calls = model.calls().split_off(before);

@@ -29,6 +29,13 @@ fn result(id: &str, text: &str) -> Value {
     json!({"role": "tool", "tool_call_id": id, "content": text})
 }
 
+/// Shares of the window with a long verbatim part.
+const SHARES: [(&str, &str); 3] = [
+    ("consolidation.trigger_share", "0.8"),
+    ("consolidation.keep_share", "0.3"),
+    ("consolidation.summary_share", "0.25"),
+];
+
 /// Returns a text of about this number of tokens.
 fn words(tokens: usize) -> String {
     "lorem ferry harbour island ".repeat(tokens / 6)
@@ -72,7 +79,7 @@ fn text_of(context: &Value) -> String {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_results_are_consolidated_before_they_are_omitted(backend: Backend) {
-    let app = TestApp::start(&backend, &[]).await;
+    let app = TestApp::start(&backend, &SHARES).await;
     for turn in 1..=12 {
         let id = format!("c{turn}");
         let question = format!("What does chapter {turn} say about the ferry?");
@@ -107,7 +114,8 @@ async fn number_of_messages_does_not_matter_with_a_window(backend: Backend) {
     // The same session without a window, and with a configured one.
     let context = app.context("s", &json!({"mode": "off"})).await;
     assert_eq!(context["coverage"]["omitted"][0]["reason"], "max_history_messages");
-    let limited = TestApp::start(&backend, &[("consolidation.context_window", "4000")]).await;
+    let set = [&SHARES[..], &[("consolidation.context_window", "4000")]].concat();
+    let limited = TestApp::start(&backend, &set).await;
     let context = limited.context("s", &json!({})).await;
     verify(&context, 332, Some(4000));
     assert_eq!(context["consolidation"]["outcome"], "consolidated");
@@ -219,7 +227,7 @@ async fn tail_limit_in_tokens_bounds_the_recent_part(backend: Backend) {
 #[test_case(Backend::postgres().await; "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_in_the_middle_of_a_turn_begins_with_its_task(backend: Backend) {
-    let app = TestApp::start(&backend, &[]).await;
+    let app = TestApp::start(&backend, &SHARES).await;
     let mut messages = vec![user("Build the site of the ferry to Hydra.")];
     for round in 1..=60 {
         let id = format!("c{round}");
@@ -293,8 +301,9 @@ async fn orphaned_result_omits_no_further_messages(backend: Backend) {
 async fn slow_model_delays_a_context_by_inline_wait_at_most(backend: Backend) {
     let model = ModelServer::start().await;
     let release = Arc::new(Semaphore::new(0));
-    model.push(Behaviour::Held(Arc::clone(&release), "They talked about ferries and islands.".to_owned()));
-    let app = start(&backend, &model, &[("consolidation.inline_wait", "200ms")]).await;
+    model.push(Behaviour::Held(Arc::clone(&release), "They talked about a ferry and an island.".to_owned()));
+    let set = [&SHARES[..], &[("consolidation.inline_wait", "200ms")]].concat();
+    let app = start(&backend, &model, &set).await;
     let text = words(100);
     let messages: Vec<Value> = (0..20).flat_map(|_| [user(&text), assistant(&text)]).collect();
     app.record("s", &messages).await;

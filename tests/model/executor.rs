@@ -145,7 +145,7 @@ impl Executor {
     /// Prepares the model for the next operation. It hangs at most once per scenario, because a timeout takes long.
     fn prepare_model(&mut self, fault: ModelFault) -> ModelFault {
         let may_hang = self.settings.short_model_timeout && !self.has_hung;
-        let fault = if fault == ModelFault::Hang && !may_hang { ModelFault::Status500 } else { fault };
+        let fault = if fault == ModelFault::Hang && !may_hang { ModelFault::Unavailable } else { fault };
         self.has_hung |= fault == ModelFault::Hang;
         self.model.default(behaviour(fault));
         fault
@@ -291,13 +291,12 @@ fn behaviour(fault: ModelFault) -> Behaviour {
     let half = || "HALF".to_owned();
     match fault {
         ModelFault::None => Behaviour::reply(covering),
-        ModelFault::Status500 => Behaviour::fail(500, "down"),
+        ModelFault::Unavailable => Behaviour::fail(503, "down"),
         ModelFault::Hang => Behaviour::Hang,
         ModelFault::Empty => Behaviour::answer(""),
         ModelFault::BareNone => Behaviour::answer("None"),
         ModelFault::BrokenConnection => Behaviour::BreakOff(half()),
         ModelFault::MissingEnd => Behaviour::EndEarly(half()),
-        ModelFault::ContentFilter => Behaviour::Finish(half(), "content_filter"),
         ModelFault::LengthLimit => Behaviour::Finish(half(), "length"),
         ModelFault::Garbage => Behaviour::garbage(),
         ModelFault::EmptyCompression => {

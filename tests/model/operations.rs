@@ -250,7 +250,7 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelFault {
     None,
-    Status500,
+    Unavailable,
     Hang,
     Empty,
     BareNone,
@@ -258,7 +258,6 @@ pub(super) enum ModelFault {
     BrokenConnection,
     /// The stream ends without its final event.
     MissingEnd,
-    ContentFilter,
     LengthLimit,
     Garbage,
     /// Only the compression of a summary that is too long fails, by an empty answer.
@@ -397,13 +396,12 @@ fn message_kind() -> impl Strategy<Value = MessageKind> {
 
 fn fault() -> impl Strategy<Value = ModelFault> {
     let faults = vec![
-        ModelFault::Status500,
+        ModelFault::Unavailable,
         ModelFault::Hang,
         ModelFault::Empty,
         ModelFault::BareNone,
         ModelFault::BrokenConnection,
         ModelFault::MissingEnd,
-        ModelFault::ContentFilter,
         ModelFault::LengthLimit,
         ModelFault::Garbage,
         ModelFault::EmptyCompression,

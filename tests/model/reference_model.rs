@@ -7,6 +7,7 @@ use super::operations::{
     View,
 };
 use super::support::client::assert_includes;
+use precis::domain::consolidation::SummaryLimit;
 use precis::domain::summary;
 use precis::llm::extractive;
 use serde_json::{Value, json};
@@ -964,7 +965,7 @@ impl Session {
         let text_before_compression = (is_compressed || is_far_too_long).then(|| joined.clone());
         let text = match (is_compressed, is_far_too_long) {
             (true, _) => COMPRESSED.to_owned(),
-            (false, true) => extractive::compress(&joined, limit),
+            (false, true) => extractive::compress(&joined, SummaryLimit::Words(limit)),
             (false, false) => joined,
         };
         let calls = tool_calls(&self.history).into_iter().enumerate();

@@ -305,6 +305,16 @@ fn text(content: &Value) -> String {
     }
 }
 
+/// Returns the first words of the conversation, because precis rejects a summary that shares no word with it.
+pub(crate) fn first_words(call: &Call) -> String {
+    let lines = call.user().lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let texts: String = lines.filter_map(|line| Some(format!("{} ", line["text"].as_str()?))).collect();
+    // Words with numbers would look like the numbers of messages.
+    let words = texts.split(|c: char| !c.is_alphanumeric());
+    let words = words.filter(|word| !word.is_empty() && !word.contains(char::is_numeric));
+    words.take(3).collect::<Vec<_>>().join(" ")
+}
+
 /// The server. It stops when it is dropped.
 pub(crate) struct ModelServer {
     address: SocketAddr,
@@ -339,7 +349,7 @@ impl ModelServer {
         let address = listener.local_addr().expect("a bound port");
         let state = ServerState {
             script: VecDeque::new(),
-            default: Behaviour::answer("Ada and Bo talked about the plan."),
+            default: Behaviour::reply(|call| format!("They talked about {}.", first_words(call))),
             calls: Vec::new(),
             in_flight: 0,
             max_in_flight: 0,

@@ -68,7 +68,7 @@ pub(crate) struct MemoryRevisionBody {
     /// Time at which this version was written.
     #[serde(with = "time::serde::rfc3339")]
     updated_at: OffsetDateTime,
-    /// By a request (`http`), by the tool `memory_write` (`tool`), or by this tool over the Model Context Protocol (`mcp`); null if
+    /// By a request (`http`), by a memory tool (`tool`), or by one over the Model Context Protocol (`mcp`); null if
     /// the version was written before authors were recorded.
     #[schema(required)]
     author: Option<MemoryAuthor>,

@@ -98,7 +98,8 @@ pub(crate) const USER_ADVICE: &str =
 /// Errors that the model can correct (invalid arguments, a document that is too long) are results with `is_error`, so that
 /// the loop of the agent continues. The same applies to a call without a user. The user is that of the session. A session
 /// without a user is bound to `user_id`, except if the API key has the scope `read`; an unknown session does not exist
-/// afterwards either. `memory_read` and `search_history` require an API key with the scope `read`, `memory_write` one with the scope `write`.
+/// afterwards either. `memory_read` and `search_history` require an API key with the scope `read`, the other tools one with the scope
+/// `write`.
 #[utoipa::path(
     post, path = "/sessions/{session_id}/tools/{name}", operation_id = "call_tool", tag = "tools",
     params(ToolPath, CallParams),

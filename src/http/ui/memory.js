@@ -33,7 +33,7 @@ const COLUMNS = [
 ];
 
 /** The ways in which a version is written. */
-const AUTHORS = { http: "HTTP request", tool: "tool memory_write", mcp: "memory_write over MCP" };
+const AUTHORS = { http: "HTTP request", tool: "memory tool", mcp: "memory tool over MCP" };
 
 const authorOf = ({ author }) => AUTHORS[author] ?? "unknown";
 

@@ -1,137 +1,160 @@
-//! Selects the passages that together cover most of the weight of a conversation.
+//! Selects the sentences that add most weight for their length.
 //!
-//! The value of a set of passages is the weight of the terms that it covers; a repeated term counts less each time (Lin
-//! and Bilmes, *A Class of Submodular Functions for Document Summarization*, ACL 2011). So greedy selection avoids
-//! redundancy and needs no pairwise comparison of passages. Its usual bound (1 − 1/e of the optimum) does not apply,
-//! because passages differ in size, may not overlap, and are dropped if they are mostly a repetition or have a sentence
-//! that adds little. A dropped passage is not considered again; its sentences are candidates of their own. Gains never
-//! increase, and the gain of a passage is at most the sum of the gains of its sentences. So a heap with lazy
-//! updates starts with these sums and computes only few gains; most of the time is spent on reading the text.
+//! A term counts once, so a repetition adds almost nothing. The gain of a sentence therefore never increases, and a heap with lazy updates
+//! computes few gains: the gain in the heap is an upper bound. A sentence that a later one replaces counts little.
 
-use super::passage::SourceSentence;
+use super::lines::Line;
+use super::terms::{Term, Terms};
+use crate::domain::consolidation::SummaryLimit;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::ops::Range;
 
-/// Factor of a term's weight for each repetition.
-const REPEAT_DISCOUNT: f64 = 0.4;
-/// Minimum share of a passage's weight in terms that no selected passage has.
-const MIN_NOVELTY: f64 = 0.15;
-/// Minimum gain of each sentence of a passage, relative to their mean gain. A sentence below it is a repetition or only
-/// opens or closes a message, and the passage without it is as good.
-const MIN_SENTENCE_SHARE: f64 = 0.3;
-/// Number of words above which a passage gains nothing by its length: about two sentences of edited English prose.
-const MAX_SCORED_WORDS: u32 = 48;
+/// The gain of a sentence is divided by its length to this power. With 1, short sentences win that nobody understands.
+const LENGTH_POWER: f64 = 0.8;
+/// Factor for a word that the summary has already: it only fills the rest of the summary.
+const REPEAT_FACTOR: f64 = 0.03;
+/// Factor for a sentence that a later one replaces.
+const REPLACED_FACTOR: f64 = 0.15;
+/// The share of the weight of a sentence that a later one must have to replace it, if that one says that it corrects something.
+const CORRECTED_SHARE: f64 = 0.4;
+/// Otherwise, the share of the weight of its words except those names and numbers that the later one lacks, and of all words.
+const REPLACED_SHARE: f64 = 0.65;
+const MIN_SHARE: f64 = 0.3;
+/// Terms of more sentences than this show no common subject.
+const MAX_POSTINGS: usize = 64;
 
-/// A passage in the heap: its gain, its number, and the number of passages that were selected when the gain was computed, or
-/// `None` for the initial sum. The gain is exact if no passage was selected since, otherwise an upper bound. It is stored as
-/// bits, because non-negative numbers have the order of their bits. The earliest of equal passages wins, so that the result
-/// is deterministic.
-type Candidate = (u64, Reverse<usize>, Option<usize>);
+/// A sentence that the summary may contain.
+#[derive(Debug)]
+pub(super) struct Statement {
+    /// The number of its line.
+    pub(super) line: usize,
+    pub(super) text: String,
+    pub(super) terms: Vec<Term>,
+    /// Product of the factors for role and form.
+    pub(super) factor: f64,
+    /// It corrects something that was said before.
+    pub(super) replaces: bool,
+}
 
-/// Returns the best passages whose sizes add up to at most `budget`. `weights` are those of the terms. Each passage is a
-/// range of `sentences`; selected passages do not overlap. `size` is only called for passages that are about to be
-/// selected. Passages without terms are never selected. If no passage fits into the budget, the best one is returned
-/// alone.
+/// Returns the numbers of the best sentences, the best one first. Their sizes, with those of their lines, add up to the limit at most;
+/// but one sentence is selected in any case.
 pub(super) fn select(
-    sentences: &[SourceSentence<'_>],
-    passages: &[Range<usize>],
-    weights: Vec<f64>,
-    budget: usize,
-    size: impl Fn(&Range<usize>) -> usize,
-) -> Vec<Range<usize>> {
-    let mut coverage = Coverage { discounted: weights.clone(), weights };
-    let weights: Vec<f64> = sentences.iter().map(|sentence| coverage.weight(sentence)).collect();
-    let upper_bound =
-        |passage: &Range<usize>| weights.get(passage.clone()).unwrap_or_default().iter().sum::<f64>();
-    let candidates = passages.iter().map(upper_bound).enumerate();
-    let mut candidates: BinaryHeap<Candidate> =
-        candidates.map(|(number, gain)| (gain.to_bits(), Reverse(number), None)).collect();
-    let mut used = vec![false; sentences.len()];
-    let (mut selected, mut remaining) = (Vec::new(), budget);
-    let mut too_large = None;
-    while remaining > 0 {
-        let Some((_, Reverse(number), round)) = candidates.pop() else { break };
-        let Some(passage) = passages.get(number) else { continue };
-        let Some(members) = sentences.get(passage.clone()) else { continue };
-        if used.get(passage.clone()).is_some_and(|used| used.contains(&true)) {
+    statements: &[Statement],
+    lines: &[Line],
+    terms: &Terms,
+    limit: SummaryLimit,
+) -> Vec<usize> {
+    let budget = limit.largest();
+    let sizes: Vec<usize> = statements.iter().map(|statement| limit.size(&statement.text).max(1)).collect();
+    let replaced = replaced(statements, terms);
+    let mut is_covered = vec![false; terms.len()];
+    let score = |number: usize, is_covered: &[bool]| -> Option<f64> {
+        let (statement, size) = (statements.get(number)?, *sizes.get(number)?);
+        let gain = statement.terms.iter().fold(0.0, |sum, term| {
+            let is_covered = is_covered.get(term.id).copied().unwrap_or(true);
+            sum + terms.weight(*term) * if is_covered { REPEAT_FACTOR } else { 1.0 }
+        });
+        let factor = if replaced.get(number) == Some(&true) { REPLACED_FACTOR } else { 1.0 };
+        let length = f64::from(u32::try_from(size).unwrap_or(u32::MAX)) + LABEL_SIZE;
+        Some(gain * factor * statement.factor / length.powf(LENGTH_POWER))
+    };
+    // Non-negative numbers have the order of their bits. The earliest of equal sentences wins.
+    let entry = |number: usize, is_covered: &[bool], round: usize| {
+        Some((score(number, is_covered)?.to_bits(), Reverse(number), round))
+    };
+    let mut heap: BinaryHeap<(u64, Reverse<usize>, usize)> =
+        (0..statements.len()).filter_map(|number| entry(number, &is_covered, 0)).collect();
+    let (mut selected, mut used) = (Vec::new(), 0);
+    let mut has_line = vec![false; lines.len()];
+    let mut dates = Vec::new();
+    while let Some((bits, Reverse(number), round)) = heap.pop() {
+        if bits == 0 {
+            break;
+        }
+        if round < selected.len() {
+            heap.extend(entry(number, &is_covered, selected.len()));
             continue;
         }
-        if round != Some(selected.len()) {
-            if let Some(gain) = coverage.gain(members) {
-                candidates.push((gain.to_bits(), Reverse(number), Some(selected.len())));
-            }
-            continue;
-        }
-        let Some(rest) = remaining.checked_sub(size(passage)) else {
-            too_large = too_large.or(Some(passage.clone()));
+        let (Some(statement), Some(size)) = (statements.get(number), sizes.get(number)) else { continue };
+        let Some((line, has_line)) = lines.get(statement.line).zip(has_line.get_mut(statement.line)) else {
             continue;
         };
-        remaining = rest;
-        coverage.add(members);
-        used.iter_mut().take(passage.end).skip(passage.start).for_each(|used| *used = true);
-        selected.push(passage.clone());
-    }
-    if selected.is_empty() {
-        selected.extend(too_large);
+        let label = line.label.as_ref().filter(|_| !*has_line);
+        let label = label.map_or(0, |label| {
+            limit.size(&format!(
+                "{label}: 
+"
+            ))
+        });
+        let date = line.date.filter(|date| !dates.contains(date));
+        let size = size + label + date.map_or(0, |date| limit.size(&format!("{date}\n")));
+        if used + size > budget && !selected.is_empty() {
+            continue;
+        }
+        used += size;
+        *has_line = true;
+        dates.extend(date);
+        selected.push(number);
+        for term in &statement.terms {
+            if let Some(covered) = is_covered.get_mut(term.id) {
+                *covered = true;
+            }
+        }
     }
     selected
 }
 
-/// The terms that the selected passages cover.
-struct Coverage {
-    weights: Vec<f64>,
-    /// The discounted weight of each term.
-    discounted: Vec<f64>,
-}
+/// Size of a line without its sentences, about that of a label.
+const LABEL_SIZE: f64 = 2.0;
 
-impl Coverage {
-    /// Returns the gain of a sentence before the first selection.
-    fn weight(&self, sentence: &SourceSentence<'_>) -> f64 {
-        let weight_of = |id: &usize| self.weights.get(*id).copied().unwrap_or_default();
-        sentence.bag.terms.iter().map(weight_of).sum::<f64>() * sentence.factor
-    }
-
-    /// Returns the gain of a passage, or `None` if it is mostly a repetition.
-    fn gain(&mut self, passage: &[SourceSentence<'_>]) -> Option<f64> {
-        let (mut gain, mut min_gain, mut total_weight, mut new_weight) = (0.0, f64::INFINITY, 0.0, 0.0);
-        let (mut words, mut count) = (0, 0.0);
-        // The sentences may repeat each other: the discounts of each apply to the next ones and are undone at the end.
-        let mut previous = Vec::new();
-        for sentence in passage {
-            let mut added = 0.0;
-            for id in &sentence.bag.terms {
-                let weight = self.weights.get(*id).copied().unwrap_or_default();
-                let Some(discounted) = self.discounted.get_mut(*id) else { continue };
-                total_weight += weight;
-                added += *discounted;
-                new_weight += if *discounted < weight { 0.0 } else { weight };
-                previous.push((*id, *discounted));
-                *discounted *= REPEAT_DISCOUNT;
-            }
-            added *= sentence.factor;
-            gain += added;
-            min_gain = min_gain.min(added);
-            words += sentence.bag.words;
-            count += 1.0;
-        }
-        for (id, value) in previous.into_iter().rev() {
-            if let Some(discounted) = self.discounted.get_mut(id) {
-                *discounted = value;
+/// Finds the sentences that a later one replaces: most of their words are the same, but a name or a number is not.
+fn replaced(statements: &[Statement], terms: &Terms) -> Vec<bool> {
+    let mut replaced = vec![false; statements.len()];
+    let mut postings: Vec<Vec<usize>> = vec![Vec::new(); terms.len()];
+    let mut shared = vec![0.0; statements.len()];
+    for (number, statement) in statements.iter().enumerate() {
+        let has_value = statement.terms.iter().any(|term| term.is_name);
+        let mut touched = Vec::new();
+        if statement.replaces || has_value {
+            for term in &statement.terms {
+                let posting = postings.get(term.id).filter(|posting| posting.len() <= MAX_POSTINGS);
+                for earlier in posting.into_iter().flatten() {
+                    if let Some(sum) = shared.get_mut(*earlier) {
+                        touched.push(*earlier);
+                        *sum += terms.weight(*term);
+                    }
+                }
             }
         }
-        let is_novel = new_weight >= total_weight * MIN_NOVELTY;
-        let is_balanced = min_gain * count >= gain * MIN_SENTENCE_SHARE;
-        let gain = gain * f64::from(MAX_SCORED_WORDS) / f64::from(words.max(MAX_SCORED_WORDS));
-        (gain > 0.0 && is_novel && is_balanced).then_some(gain)
-    }
-
-    /// Discounts the terms of a selected passage.
-    fn add(&mut self, passage: &[SourceSentence<'_>]) {
-        for id in passage.iter().flat_map(|sentence| &sentence.bag.terms) {
-            if let Some(discounted) = self.discounted.get_mut(*id) {
-                *discounted *= REPEAT_DISCOUNT;
+        for earlier in touched {
+            let Some(sum) = shared.get_mut(earlier).map(std::mem::take).filter(|sum| *sum > 0.0) else {
+                continue;
+            };
+            let Some(other) = statements.get(earlier).filter(|other| other.line < statement.line) else {
+                continue;
+            };
+            let total: f64 = other.terms.iter().map(|term| terms.weight(*term)).sum();
+            let is_lost = |term: &&Term| {
+                (term.is_name || statement.replaces) && !statement.terms.iter().any(|own| own.id == term.id)
+            };
+            let lost: f64 = other.terms.iter().filter(is_lost).map(|term| terms.weight(*term)).sum();
+            let has_subject = if statement.replaces {
+                sum >= CORRECTED_SHARE * total
+            } else {
+                sum >= REPLACED_SHARE * (total - lost) && sum >= MIN_SHARE * total
+            };
+            if lost > 0.0
+                && has_subject
+                && let Some(replaced) = replaced.get_mut(earlier)
+            {
+                *replaced = true;
+            }
+        }
+        for term in &statement.terms {
+            if let Some(posting) = postings.get_mut(term.id) {
+                posting.push(number);
             }
         }
     }
+    replaced
 }

@@ -1,126 +1,140 @@
-//! Terms: the words of a conversation as numbers, each with a weight.
-//!
-//! A term has a high weight if several messages contain it, but not all: rare words are incidental, and ubiquitous ones
-//! are grammar. No list of stop words is needed, so no language is favoured. In short texts the counts are not sufficient;
-//! there the length of a word helps, because frequent words are short (Zipf's law of abbreviation, which holds for all
-//! examined languages).
+//! The content words of sentences, and their weights.
 
-use std::cmp::Ordering;
-use std::collections::HashMap;
-use unicode_segmentation::UnicodeSegmentation;
+use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
+use unicode_segmentation::UnicodeSegmentation as _;
 
-/// Length in characters above which the weight of a word does not increase.
-const MAX_WEIGHTED_CHARS: u32 = 10;
+/// Factor for numbers, names and identifiers.
+const NAME_FACTOR: f64 = 2.0;
+/// Longer words count by this many characters only, so that the endings of a long word do not make it another one.
+const MAX_STEM_CHARS: usize = 7;
 
-/// The terms of one sentence.
-#[derive(Clone, Debug, Default)]
-pub(super) struct TermBag {
-    /// Numbers of the distinct terms in the order of their first occurrence.
-    pub(super) terms: Vec<usize>,
-    /// Number of words, including repeated ones.
-    pub(super) words: u32,
+/// The languages whose function words are left out: those of the search.
+const LANGUAGES: [&str; 17] =
+    ["ar", "da", "de", "el", "en", "es", "fi", "fr", "hu", "it", "nl", "no", "pt", "ro", "ru", "sv", "tr"];
+
+/// A content word of a sentence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Term {
+    pub(super) id: usize,
+    /// A number, a name or an identifier.
+    pub(super) is_name: bool,
 }
 
-/// All terms of a conversation. They are numbered in the order of their first occurrence, so that the result does not
-/// depend on the order of a hash map.
+/// The content words of all sentences.
 #[derive(Debug, Default)]
 pub(super) struct Terms {
     ids: HashMap<String, usize>,
-    entries: Vec<Term>,
-    /// Number of bags.
-    bags: u32,
-    /// Number of documents.
+    /// Number of documents with each term, and the last one.
+    counts: Vec<(u32, u32)>,
     documents: u32,
-    /// Weight of the current document.
-    document_weight: f64,
-    /// Weight of all documents.
-    total_weight: f64,
-}
-
-#[derive(Debug, Default)]
-struct Term {
-    /// Total weight of the documents that contain the term.
-    frequency: f64,
-    characters: u32,
-    last_document: u32,
-    last_bag: u32,
 }
 
 impl Terms {
-    /// Starts a document, which is a message or a part of a summary. The frequency of a term is the total weight of the
-    /// documents that contain it.
-    pub(super) fn begin_document(&mut self, weight: f64) {
+    /// Starts a document, which is a message or a line of a summary.
+    pub(super) fn begin_document(&mut self) {
         self.documents += 1;
-        self.document_weight = weight;
-        self.total_weight += weight;
     }
 
-    /// Reads a sentence of the current document.
-    pub(super) fn read(&mut self, sentence: &str) -> TermBag {
-        self.bags += 1;
-        let mut bag = TermBag::default();
-        // The last character of a script without spaces, and the position after its word.
-        let mut last = None;
-        for (at, word) in sentence.unicode_word_indices() {
-            bag.words += 1;
-            let Some(c) = word.chars().next().filter(|c| is_script_without_spaces(*c)) else {
-                self.count(&without_clitics(word).to_lowercase(), &mut bag);
-                continue;
-            };
-            if let Some((previous, end)) = last.replace((c, at + word.len()))
-                && end == at
-            {
-                self.count(&String::from_iter([previous, c]), &mut bag);
-            }
-        }
-        // A sentence of a single ideograph.
-        if let (true, Some((c, _))) = (bag.terms.is_empty(), last) {
-            self.count(&c.to_string(), &mut bag);
-        }
-        bag
+    /// Returns the distinct content words of a sentence of the current document.
+    pub(super) fn read(&mut self, sentence: &str) -> Vec<Term> {
+        let mut terms = Vec::new();
+        for_each_content_word(sentence, |word, is_name| self.count(word, is_name, &mut terms));
+        terms
     }
 
-    /// Counts one occurrence of a term, which may be a new one.
-    fn count(&mut self, text: &str, bag: &mut TermBag) {
-        let id = self.ids.get(text).copied().unwrap_or_else(|| {
-            let characters = u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
-            self.entries.push(Term { characters, ..Term::default() });
-            self.ids.insert(text.to_owned(), self.entries.len() - 1);
-            self.entries.len() - 1
+    /// Returns the share of the weight of the content words of a text that the documents have. Returns `None` for a single word.
+    pub(super) fn support(&self, text: &str) -> Option<f64> {
+        let mut words = HashSet::new();
+        for_each_content_word(text, |word, _| {
+            words.insert(word);
         });
-        let Some(term) = self.entries.get_mut(id) else {
-            return;
-        };
-        if term.last_document != self.documents {
-            term.last_document = self.documents;
-            term.frequency += self.document_weight;
+        let (mut known, mut total) = (0.0, 0.0);
+        for word in &words {
+            let term = self.ids.get(word).map(|id| Term { id: *id, is_name: false });
+            known += term.map_or(0.0, |term| self.weight(term));
+            total += term.map_or_else(|| f64::from(self.documents).ln_1p(), |term| self.weight(term));
         }
-        if term.last_bag != self.bags {
-            term.last_bag = self.bags;
-            bag.terms.push(id);
+        (words.len() > 1).then(|| known / total)
+    }
+
+    fn count(&mut self, text: String, is_name: bool, terms: &mut Vec<Term>) {
+        let next = self.counts.len();
+        let id = *self.ids.entry(text).or_insert(next);
+        if id == next {
+            self.counts.push((0, 0));
+        }
+        if let Some((count, last)) = self.counts.get_mut(id).filter(|(_, last)| *last != self.documents) {
+            (*count, *last) = (*count + 1, self.documents);
+        }
+        match terms.iter_mut().find(|term| term.id == id) {
+            Some(term) => term.is_name |= is_name,
+            None => terms.push(Term { id, is_name }),
         }
     }
 
-    /// Returns the weight of each term by its number: `ln(1 + f) · ln(1 + N / f) · length`, with frequency `f` and total
-    /// weight `N`. It is high for terms of many, but not all documents.
-    pub(super) fn weights(&self) -> Vec<f64> {
-        let weight = |term: &Term| {
-            let frequency = term.frequency.ln_1p();
-            let specificity = (self.total_weight / term.frequency).ln_1p();
-            frequency * specificity * f64::from(term.characters.min(MAX_WEIGHTED_CHARS))
-        };
-        self.entries.iter().map(weight).collect()
+    /// Returns the number of different terms.
+    pub(super) fn len(&self) -> usize {
+        self.counts.len()
     }
+
+    /// Returns the weight of a term: `ln(1 + N / n)` for one that `n` of `N` documents have, and more for names.
+    pub(super) fn weight(&self, term: Term) -> f64 {
+        let count = self.counts.get(term.id).map_or(1, |(count, _)| *count);
+        let rarity = (f64::from(self.documents) / f64::from(count.max(1))).ln_1p();
+        if term.is_name { rarity * NAME_FACTOR } else { rarity }
+    }
+}
+
+/// Calls a function with each content word of a text, and with `true` for a number, a name or an identifier.
+fn for_each_content_word(text: &str, mut function: impl FnMut(String, bool)) {
+    // The last character of a script without spaces, and the position after it.
+    let mut last: Option<(char, usize)> = None;
+    for (number, (at, word)) in text.unicode_word_indices().enumerate() {
+        if let Some(c) = word.chars().next().filter(|c| is_script_without_spaces(*c)) {
+            let pair = last.replace((c, at + word.len())).filter(|(_, end)| *end == at);
+            // Pairs of Hiragana are mostly endings and particles.
+            if let Some((previous, _)) =
+                pair.filter(|(previous, _)| !is_hiragana(c) || !is_hiragana(*previous))
+            {
+                function(String::from_iter([previous, c]), false);
+            }
+            continue;
+        }
+        let word = without_clitics(word);
+        let lower = word.to_lowercase();
+        if !FUNCTION_WORDS.contains(lower.as_str()) {
+            let is_name = is_name(word, number == 0);
+            let stem = if is_name { lower } else { lower.chars().take(MAX_STEM_CHARS).collect() };
+            function(stem, is_name);
+        }
+    }
+}
+
+/// Words such as `the` and `und`. The few that are content words of another language are lost.
+static FUNCTION_WORDS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
+    LANGUAGES.iter().filter_map(|code| stop_words::lookup(code)).flatten().copied().collect()
+});
+
+/// Returns `true` for words with a digit, with a capital that is not that of a sentence, or with the marks of an identifier.
+fn is_name(word: &str, is_first: bool) -> bool {
+    let mut chars = word.chars();
+    let has_initial = chars.next().is_some_and(char::is_uppercase)
+        && chars.clone().next().is_some_and(char::is_alphanumeric);
+    (has_initial && !is_first)
+        || chars.any(|c| c.is_uppercase() || c == '_')
+        || word.chars().any(char::is_numeric)
 }
 
 /// Returns the longest part of a word between apostrophes: `Ada` of `Ada's`, `they` of `they're`, `eau` of `l'eau`.
 fn without_clitics(word: &str) -> &str {
-    if !word.contains(['\'', '’']) {
-        return word;
-    }
-    // `max_by` returns the last of equal elements, but the first one is wanted.
-    let longer = |a: &&str, b: &&str| a.len().cmp(&b.len()).then(Ordering::Greater);
-    word.split(['\'', '’']).max_by(longer).unwrap_or(word)
+    let parts = word.split(['\'', '’']);
+    // `max_by_key` returns the last of equal elements, but the first one is wanted.
+    parts.rev().max_by_key(|part| part.len()).unwrap_or(word)
+}
+
+fn is_hiragana(c: char) -> bool {
+    ('\u{3040}'..='\u{309f}').contains(&c)
 }
 
 /// Returns `true` for scripts without spaces between words. Unicode's default word boundaries then are between all
@@ -133,37 +147,4 @@ fn is_script_without_spaces(c: char) -> bool {
         | '\u{3040}'..='\u{309f}' // Hiragana; Katakana comes in words
         | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' // Han
         | '\u{20000}'..='\u{3ffff}')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &str) -> (usize, u32) {
-        let mut terms = Terms::default();
-        terms.begin_document(1.0);
-        let bag = terms.read(text);
-        (bag.terms.len(), bag.words)
-    }
-
-    #[test]
-    fn words_are_case_folded_and_ideographs_form_pairs() {
-        assert_eq!(read("Straße STRASSE straße, the The"), (3, 5));
-        assert_eq!(read("数据库 数据"), (2, 5));
-        assert_eq!(read("ดี"), (1, 1));
-        assert_eq!(read("?! 😀"), (0, 0));
-    }
-
-    #[test]
-    fn shared_words_outweigh_rare_and_ubiquitous_words() {
-        let mut terms = Terms::default();
-        for text in ["the river rose", "the river fell", "the cloud sank", "the stone lies"] {
-            terms.begin_document(1.0);
-            terms.read(text);
-        }
-        let weights = terms.weights();
-        let weight = |word: &str| weights[terms.ids[word]];
-        assert!(weight("river") > weight("cloud"), "{weights:?}");
-        assert!(weight("river") > weight("the"), "{weights:?}");
-    }
 }

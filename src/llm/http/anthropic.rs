@@ -92,20 +92,9 @@ fn handle_block(block: Block, response: &mut ResponseBuilder) -> Result<(), Mode
 }
 
 fn handle_stop_reason(reason: &str, response: &mut ResponseBuilder) {
-    // Gateways pass on the words of chat completions, and upper case.
-    match reason.to_ascii_lowercase().as_str() {
-        "end_turn" | "stop_sequence" | "stop" | "eos" | "eos_token" => {
-            response.finish_reason(FinishReason::Complete);
-        }
-        "max_tokens" | "model_context_window_exceeded" | "length" => {
-            response.finish_reason(FinishReason::Length);
-        }
-        "refusal" | "content_filter" => response.finish_reason(FinishReason::Filtered),
-        "tool_use" | "pause_turn" | "tool_calls" | "function_call" => {
-            response.finish_reason(FinishReason::Unfinished);
-        }
-        // No reason, or an unknown one: the event `message_stop` decides if the completion has ended.
-        _ => {}
+    // Without a reason, the event `message_stop` decides if the completion has ended.
+    if let Some(reason) = FinishReason::parse(reason) {
+        response.finish_reason(reason);
     }
 }
 

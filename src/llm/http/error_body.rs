@@ -3,7 +3,7 @@
 //! Providers quote keys and conversations in their messages. A message is therefore only used to classify the error; our
 //! errors contain the status, a code of [`CODES`], and a text of ours.
 
-use crate::llm::ModelError;
+use crate::llm::{ModelError, Rejection};
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 use serde::Deserialize;
 use serde_json::Value;
@@ -33,6 +33,17 @@ const PROMPT_TOO_LONG_PHRASES: [&str; 21] = [
     "too many tokens",
     "too many input tokens",
     REQUEST_TOO_LARGE,
+];
+
+/// Phrases of messages and codes that mean that a filter rejects the prompt, in lower case.
+const FILTER_PHRASES: [&str; 7] = [
+    "content_filter",
+    "content filter",
+    "content management policy",
+    "content policy",
+    "responsibleaipolicyviolation",
+    "data_inspection_failed",
+    "flagged by moderation",
 ];
 
 /// Means that the prompt is too long, with any status.
@@ -80,7 +91,8 @@ pub(super) struct ErrorBody {
 
 impl ErrorBody {
     /// Parses an error object of a body or of an event. Known forms: `{"error": {"message": "…"}}`, `{"error": "…"}`,
-    /// `{"object": "error", "message": "…"}`, `{"message": "…"}`, `{"detail": "…"}`. Returns `None` for anything else.
+    /// `{"object": "error", "message": "…"}`, `{"message": "…"}`, `{"detail": "…"}`, and a list of one of them. `error.metadata.raw` is
+    /// the text of another server behind a gateway. Returns `None` for anything else.
     pub(super) fn parse(json: &str) -> Option<Self> {
         #[derive(Deserialize)]
         #[serde(default)]
@@ -93,17 +105,24 @@ impl ErrorBody {
             #[serde(rename = "type")]
             kind: Value,
         }
-        let body: RawBody = serde_json::from_str(json).ok()?;
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            List([RawBody; 1]),
+            Object(RawBody),
+        }
+        let (Form::List([body]) | Form::Object(body)) = serde_json::from_str(json).ok()?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
         if !matches!(body.error, Value::Null | Value::Bool(false)) {
             let fields = |names: &'static [&str]| names.iter().filter_map(|name| body.error.get(name));
             let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok());
             let status =
                 fields(&["code", "status"]).filter_map(number).find(|status| (400..600).contains(status));
+            let message = text(&body.error).or_else(|| fields(&["message"]).find_map(text));
+            let raw =
+                body.error.pointer("/metadata/raw").map(|raw| text(raw).unwrap_or_else(|| raw.to_string()));
             return Some(Self {
-                message: text(&body.error)
-                    .or_else(|| fields(&["message"]).find_map(text))
-                    .unwrap_or_default(),
+                message: message.into_iter().chain(raw).collect::<Vec<_>>().join(" "),
                 kinds: fields(&["type", "code", "status"]).filter_map(text).collect(),
                 status: status.and_then(|status| u16::try_from(status).ok()),
             });
@@ -124,8 +143,12 @@ impl ErrorBody {
     pub(super) fn into_response_error(self, status: u16, retry_after: Option<Duration>) -> ModelError {
         // OpenAI responds with 429 if a single prompt exceeds the tokens per minute; retrying is pointless.
         let never_fits = status == 429 && self.message.to_lowercase().contains(REQUEST_TOO_LARGE);
-        if status == 413 || never_fits || (matches!(status, 400 | 422) && self.is_prompt_too_long()) {
+        // Older local servers fail with 500.
+        if status == 413 || never_fits || (matches!(status, 400 | 422 | 500) && self.is_prompt_too_long()) {
             return ModelError::PromptTooLong;
+        }
+        if matches!(status, 400 | 403 | 422) && self.mentions(&FILTER_PHRASES) {
+            return ModelError::Rejected(Rejection::Filtered);
         }
         // The code is more specific than the type, which precedes it.
         let code = self.known_codes().last().map(|(code, _)| code);
@@ -148,9 +171,13 @@ impl ErrorBody {
     }
 
     fn is_prompt_too_long(&self) -> bool {
+        self.mentions(&PROMPT_TOO_LONG_PHRASES)
+    }
+
+    fn mentions(&self, phrases: &[&str]) -> bool {
         [&self.message].into_iter().chain(&self.kinds).any(|text| {
             let text = text.to_lowercase();
-            PROMPT_TOO_LONG_PHRASES.iter().any(|phrase| text.contains(phrase))
+            phrases.iter().any(|phrase| text.contains(phrase))
         })
     }
 
@@ -215,6 +242,7 @@ mod tests {
     #[test_case(r#"{"type":"message_start","message":{"usage":{}}}"#, false)]
     #[test_case("<html>", false)]
     #[test_case("[]", false)]
+    #[test_case(r#"[{"error":{"message":"odd"}}]"#, true)]
     fn error_objects_are_recognised_in_every_form(json: &str, is_error: bool) {
         let expected = is_error.then_some(ModelError::Protocol("it contains an error of an unknown type"));
         assert_eq!(stream_error(json), expected);
@@ -272,7 +300,8 @@ mod tests {
     fn prompt_too_long_is_recognised_in_the_words_of_many_providers(message: &str) {
         let error = |status| ErrorBody::from_text(message.to_owned()).into_response_error(status, None);
         assert_eq!(error(400), ModelError::PromptTooLong);
-        assert_ne!(error(500), ModelError::PromptTooLong);
+        assert_eq!(error(500), ModelError::PromptTooLong);
+        assert_ne!(error(503), ModelError::PromptTooLong);
     }
 
     // The prompt exceeds the tokens per minute, so a retry cannot succeed.

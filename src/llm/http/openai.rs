@@ -128,24 +128,12 @@ fn read_content(delta: Delta, response: &mut ResponseBuilder) -> String {
 
 fn read_finish_reason(reason: &str, response: &mut ResponseBuilder) -> Result<(), ModelError> {
     let reason = reason.to_ascii_lowercase();
-    // Some servers append a category: "content_filter: RECITATION".
-    match reason.split(':').next().unwrap_or_default() {
-        "stop" | "eos" | "eos_token" | "end_turn" | "stop_sequence" => {
-            response.finish_reason(FinishReason::Complete);
-        }
-        "length" | "max_tokens" | "model_length" | "model_context_window_exceeded" | "incomplete" => {
-            response.finish_reason(FinishReason::Length);
-        }
-        "content_filter" | "safety" | "refusal" | "sensitive" | "recitation" | "prohibited_content" => {
-            response.finish_reason(FinishReason::Filtered);
-        }
-        // The last two are Anthropic's words, which gateways pass on.
-        "tool_calls" | "function_call" | "tool_use" | "pause_turn" => {
-            response.finish_reason(FinishReason::Unfinished);
-        }
-        "error" => {
-            return Err(ModelError::Protocol("the server ended the response with an error"));
-        }
+    if let Some(reason) = FinishReason::parse(&reason) {
+        response.finish_reason(reason);
+        return Ok(());
+    }
+    match reason.as_str() {
+        "error" => Err(ModelError::Protocol("the server ended the response with an error")),
         // Servers such as vLLM, SGLang, DeepSeek and GLM report an aborted completion this way.
         "abort"
         | "aborted"
@@ -153,14 +141,10 @@ fn read_finish_reason(reason: &str, response: &mut ResponseBuilder) -> Result<()
         | "canceled"
         | "timeout"
         | "insufficient_system_resource"
-        | "network_error" => {
-            return Err(ModelError::StreamTruncated);
-        }
-        // No reason, which some servers send with every chunk as "", "null" or "none", or an unknown one. The end mark of
-        // the stream decides if the completion has ended.
-        _ => {}
+        | "network_error" => Err(ModelError::StreamTruncated),
+        // No reason, which some servers send with every chunk as "", "null" or "none", or an unknown one.
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// A chunk of a stream, with `delta`, or a complete response, with `message`.

@@ -76,7 +76,16 @@ fn entry(text: &str) -> TranscriptLine {
 
 async fn consolidate(pools: &ModelPools, pool: &str) -> Result<PoolResponse, LlmError> {
     let entries = [entry(&"Ada lives in Berlin. She has two cats. ".repeat(100))];
-    pools.complete(pool, Task::Consolidate { lines: &entries, sentences: 5 }).await
+    pools
+        .complete(
+            pool,
+            Task::Consolidate {
+                lines: &entries,
+                sentences: 5,
+                limit: crate::domain::consolidation::SummaryLimit::Words(600),
+            },
+        )
+        .await
 }
 
 /// The models of the attempts, and the labels of their errors.

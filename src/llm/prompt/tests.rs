@@ -16,7 +16,11 @@ fn built_in_prompts_are_valid_and_versioned() {
     let prompts = built_in();
     assert_eq!(prompts.version(), "2");
     assert!((200..600).contains(&prompts.overhead()), "{}", prompts.overhead());
-    let consolidate = prompts.render(&Task::Consolidate { lines: &[entry("hello")], sentences: 7 });
+    let consolidate = prompts.render(&Task::Consolidate {
+        lines: &[entry("hello")],
+        sentences: 7,
+        limit: crate::domain::consolidation::SummaryLimit::Words(600),
+    });
     assert!(consolidate.user.contains("about 7 sentences"));
     assert!(
         consolidate
@@ -25,12 +29,19 @@ fn built_in_prompts_are_valid_and_versioned() {
     );
     let time = time::macros::datetime!(2026-05-01 12:00 UTC);
     let line = TranscriptLine { time: Some(time), ..entry("hello") };
-    let consolidate = prompts.render(&Task::Consolidate { lines: &[line], sentences: 7 });
+    let consolidate = prompts.render(&Task::Consolidate {
+        lines: &[line],
+        sentences: 7,
+        limit: crate::domain::consolidation::SummaryLimit::Words(600),
+    });
     assert!(consolidate.user.contains(
         "<conversation>\n{\"time\":\"Friday 2026-05-01 12:00 UTC\"}\n{\"role\":\"user\",\"text\":\"hello\"}\n"
     ));
-    let meta =
-        prompts.render(&Task::MetaConsolidate { summary: "Long.\n\nLonger.", sentences: 8, max_words: 99 });
+    let meta = prompts.render(&Task::MetaConsolidate {
+        summary: "Long.\n\nLonger.",
+        sentences: 8,
+        limit: crate::domain::consolidation::SummaryLimit::Words(99),
+    });
     assert!(meta.user.contains("about 8 sentences"));
     assert!(meta.user.contains("\n\n<summary>\n\"Long.\\n\\nLonger.\"\n</summary>\n\n"));
     for text in [&consolidate.system, &consolidate.user, &meta.system, &meta.user] {
@@ -41,9 +52,21 @@ fn built_in_prompts_are_valid_and_versioned() {
 #[test]
 fn placeholders_in_content_are_not_replaced() {
     let text = "{sentences} {conversation} {summary} {nonsense}";
-    let user = built_in().render(&Task::Consolidate { lines: &[entry(text)], sentences: 5 }).user;
+    let user = built_in()
+        .render(&Task::Consolidate {
+            lines: &[entry(text)],
+            sentences: 5,
+            limit: crate::domain::consolidation::SummaryLimit::Words(600),
+        })
+        .user;
     assert!(user.contains(text), "{user}");
-    let user = built_in().render(&Task::MetaConsolidate { summary: text, sentences: 5, max_words: 99 }).user;
+    let user = built_in()
+        .render(&Task::MetaConsolidate {
+            summary: text,
+            sentences: 5,
+            limit: crate::domain::consolidation::SummaryLimit::Words(99),
+        })
+        .user;
     assert!(user.contains(text), "{user}");
 }
 
@@ -75,7 +98,11 @@ fn braces_around_anything_but_a_word_are_text() {
         ..config::Prompts::default()
     })
     .expect("valid");
-    let prompt = prompts.render(&Task::Consolidate { lines: &[], sentences: 6 });
+    let prompt = prompts.render(&Task::Consolidate {
+        lines: &[],
+        sentences: 6,
+        limit: crate::domain::consolidation::SummaryLimit::Words(600),
+    });
     assert_eq!(prompt.system, "Like {\"a\": 1}, { x }, {}, { and 6}.");
 }
 

@@ -4,15 +4,14 @@
 //! paragraphs, one call each, and the results are compressed again until the summary is short enough. Otherwise a summary that
 //! once exceeds the limit could only grow.
 
-use super::{ConsolidationRun, MAX_GROUP_CALLS, RunError, add_call, millis, provenance_of};
+use super::{ConsolidationRun, MAX_GROUP_CALLS, RunError, add_call, built_in, provenance_of};
 use crate::blocking;
 use crate::domain::consolidation::{SENTENCE_TOKENS, SummaryLimit};
 use crate::domain::invisible::without_nul;
-use crate::domain::revision::{MetaConsolidation, ModelUsage, Provenance};
+use crate::domain::revision::{MetaConsolidation, Provenance};
 use crate::domain::session::Summary;
 use crate::domain::summary::{self, MAX_BYTES};
 use crate::llm::{Task, extractive};
-use std::time::Instant;
 
 /// A group has at least this many words for each requested sentence, so that its compression is about half as long at most. A
 /// smaller group stays as it is.
@@ -79,33 +78,18 @@ impl ConsolidationRun {
         summary.text.len() > MAX_BYTES || self.limit().is_exceeded(summary, 1)
     }
 
-    /// Returns the number of words of a summary of this language that the limit permits.
-    fn max_words(&self, summary: &Summary) -> usize {
-        let words = match self.limit() {
-            SummaryLimit::Words(words) => return words,
-            SummaryLimit::Tokens(tokens) => tokens.saturating_mul(summary.words) / summary.tokens.max(1),
-        };
-        usize::try_from(words).unwrap_or(0)
-    }
-
     /// Has the built-in summariser compress a summary that models left far too long. `earlier` is their result.
     async fn compress_without_model(
         &self,
         summary: Summary,
         earlier: Option<(String, Provenance)>,
     ) -> Option<(String, Provenance)> {
-        let (started_at, max_words) = (Instant::now(), self.max_words(&summary));
-        let text = blocking::spawn_cpu(move || extractive::compress(&summary.text, max_words)).await;
+        let limit = self.limit();
+        let (text, provenance) =
+            built_in(&self.pools.meta, move || extractive::compress(&summary.text, limit)).await;
         if !summary::has_letters(&text) {
             return earlier;
         }
-        let provenance = Provenance {
-            model: extractive::MODEL.to_owned(),
-            pool: self.pools.meta.clone(),
-            prompt_version: extractive::VERSION.to_owned(),
-            usage: ModelUsage::default(),
-            duration_ms: millis(started_at.elapsed()),
-        };
         Some((text, add_call(provenance, earlier.as_ref().map(|(_, provenance)| provenance))))
     }
 
@@ -140,8 +124,6 @@ impl ConsolidationRun {
         let whole = text.to_owned();
         let split = move || summary::split_to_fit(&whole, capacity.max(MIN_CAPACITY));
         let groups = blocking::spawn_cpu_if_large(text.len(), split).await;
-        let whole = Summary::new(text.to_owned());
-        let max_words = self.max_words(&whole);
         let max_sentences = match self.limit() {
             SummaryLimit::Words(_) => self.service.config.policy.summary_sentences,
             // About half of the limit.
@@ -151,7 +133,7 @@ impl ConsolidationRun {
             }
         };
         if let [group] = groups.as_slice() {
-            let compressed = self.compress_text(&pool, group, max_sentences, max_words).await?;
+            let compressed = self.compress_text(&pool, group, max_sentences, self.limit()).await?;
             return Ok(compressed.map(|(text, provenance)| Round {
                 text,
                 provenance,
@@ -174,8 +156,8 @@ impl ConsolidationRun {
                 continue;
             }
             self.group_calls -= 1;
-            let words = max_words * group.len() / text.len().max(1);
-            if let Some((text, latest)) = self.compress_text(&pool, &group, sentences, words).await? {
+            let limit = self.limit().share(group.len(), text.len());
+            if let Some((text, latest)) = self.compress_text(&pool, &group, sentences, limit).await? {
                 texts.push(text);
                 provenance = Some(add_call(latest, provenance.as_ref()));
             } else {
@@ -199,9 +181,9 @@ impl ConsolidationRun {
         pool: &str,
         text: &str,
         sentences: usize,
-        max_words: usize,
+        limit: SummaryLimit,
     ) -> Result<Option<(String, Provenance)>, RunError> {
-        match self.complete(pool, Task::MetaConsolidate { summary: text, sentences, max_words }).await {
+        match self.complete(pool, Task::MetaConsolidate { summary: text, sentences, limit }).await {
             Ok(response) => Ok(Some((without_nul(&response.text), provenance_of(pool, &response)))),
             Err(error @ (RunError::Llm(_) | RunError::TokenLimit { .. })) => {
                 tracing::warn!(%error, "meta-consolidation failed; the text stays uncompressed");

@@ -174,7 +174,7 @@ impl MemoryService {
 impl ConsolidationRun {
     async fn preview(mut self) -> Result<ConsolidationPreview, RunError> {
         let plan = match self.make_plan().await? {
-            Some(plan) => match self.next_batch(&plan, 0).await? {
+            Some(plan) => match self.next_batch(&plan, 0, usize::MAX).await? {
                 Some(batch) => Some(self.preview_plan(&plan, batch).await),
                 None => None,
             },
@@ -221,7 +221,7 @@ impl ConsolidationRun {
         // Work in the background waits as long as necessary, so this does not fail.
         let _ = capacity::claim(PAGE_MEMORY).await;
         let (llm, pool) = (Arc::clone(&self.service.llm), self.pools.consolidation.clone());
-        let estimate = move || Estimate::new(&*llm, &pool, &batch.into_parts(), &later);
+        let estimate = move || Estimate::new(&*llm, &pool, &batch.parts(), &later);
         let Estimate { sentences, prompt, calls, input_tokens, output_tokens } =
             blocking::spawn_cpu(estimate).await;
         capacity::current().release();
@@ -282,9 +282,10 @@ struct Estimate {
 impl Estimate {
     fn new(llm: &dyn Llm, pool: &str, parts: &[Part], later: &LaterBatches) -> Self {
         let sentences = parts.first().map_or(0, |part| part.sentences);
+        let limit = SummaryLimit::Words(0); // no part of the prompt
         let prompt = |part: &Part| {
-            let prompt =
-                llm.prompt(pool, Task::Consolidate { lines: &part.lines, sentences: part.sentences })?;
+            let task = Task::Consolidate { lines: &part.lines, sentences: part.sentences, limit };
+            let prompt = llm.prompt(pool, task)?;
             let tokens = prompt.tokens();
             let (mut user, max) = (prompt.user, usize::try_from(MAX_PAGE_BYTES).unwrap_or(usize::MAX));
             let is_truncated = user.len() > max;
@@ -292,7 +293,7 @@ impl Estimate {
             Some(PreviewPrompt { system: prompt.system, user, is_truncated, tokens })
         };
         let prompt = parts.first().and_then(prompt);
-        let empty = llm.prompt(pool, Task::Consolidate { lines: &[], sentences });
+        let empty = llm.prompt(pool, Task::Consolidate { lines: &[], sentences, limit });
         let input_tokens = empty.map_or(0, |empty| {
             let overhead = empty.tokens();
             let lines = |part: &Part| part.lines.iter().map(|line| line.tokens).sum::<usize>();

@@ -248,6 +248,6 @@ async fn calls_of_own_tools_are_neither_found_nor_summarised(backend: Backend) {
     let state = app.get("/sessions/t").await;
     assert!(state["cursor"].as_i64() >= Some(8));
     let summary = state["summary"]["text"].as_str().expect("a text");
-    assert!(summary.contains("my zebra") && summary.contains("stripes"), "{summary}");
+    assert!(summary.contains("my zebra") && summary.contains("look_up"), "{summary}");
     assert!(!summary.contains("Quagga"), "{summary}");
 }

@@ -276,7 +276,11 @@ async fn failures_that_depend_on_the_conversation_do_not_open_the_breaker() {
         let too_long = failure(ModelError::PromptTooLong);
         for reply in [answer("none"), truncated, status(400, None), too_long] {
             provider.push(reply);
-            assert_eq!(consolidate(&pools, "both").await.expect("the second model").model, "works");
+            match consolidate(&pools, "both").await {
+                Ok(response) => assert_eq!(response.model, "works"),
+                // The caller divides the material.
+                Err(error) => assert!(error.is_prompt_too_long(), "{error}"),
+            }
         }
     }
     assert_eq!(consolidate(&pools, "both").await.expect("the first model").model, "m0");
@@ -340,7 +344,7 @@ fn long_conversation() -> Vec<TranscriptLine> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_that_is_too_long_goes_to_a_model_with_a_larger_limit() {
+async fn prompt_that_is_too_long_is_divided_for_the_same_model() {
     let small = Scripted::new(answer("good"));
     small.push(failure(ModelError::PromptTooLong));
     let (smaller, large) = (Scripted::new(answer("good")), Scripted::new(answer("good")));
@@ -354,11 +358,14 @@ async fn prompt_that_is_too_long_goes_to_a_model_with_a_larger_limit() {
     ]);
     let capacity = pools.capacity("p");
     let entries = long_conversation();
-    let task = Task::Consolidate { lines: &entries, sentences: 5 };
-    let response = pools.complete("p", task).await.expect("the large model");
-    assert_eq!(model_and_calls(&response), ("large", 2));
-    assert!(smaller.calls().is_empty());
-    // The observed limit makes the next batches smaller.
+    let task = Task::Consolidate {
+        lines: &entries,
+        sentences: 5,
+        limit: crate::domain::consolidation::SummaryLimit::Words(600),
+    };
+    let error = pools.complete("p", task).await.expect_err("the caller divides the batch");
+    assert_eq!(labels(&error), [("small", "too_long")]);
+    assert!(smaller.calls().is_empty() && large.calls().is_empty());
     assert!(pools.capacity("p") < capacity / 4, "{} of {capacity}", pools.capacity("p"));
     assert_eq!(consolidate(&pools, "p").await.expect("a response").model, "small");
 }
@@ -369,9 +376,13 @@ async fn prompt_that_is_too_long_for_all_models_lowers_the_capacity_to_a_minimum
     let smaller = config::Model { input_limit: 90_000, ..settings() };
     let pools = pool_of(vec![model("m0", provider.clone(), settings()), model("m1", provider, smaller)]);
     let entries = long_conversation();
-    let task = Task::Consolidate { lines: &entries, sentences: 5 };
+    let task = Task::Consolidate {
+        lines: &entries,
+        sentences: 5,
+        limit: crate::domain::consolidation::SummaryLimit::Words(600),
+    };
     let error = pools.complete("p", task).await.expect_err("too long");
-    assert_eq!(labels(&error), [("m0", "too_long"), ("m1", "too_small")]);
+    assert_eq!(labels(&error), [("m0", "too_long")]);
     assert!(error.is_prompt_too_long());
     let mut capacities = vec![pools.capacity("p")];
     for _ in 0..20 {
@@ -383,6 +394,9 @@ async fn prompt_that_is_too_long_for_all_models_lowers_the_capacity_to_a_minimum
         "{capacities:?}"
     );
     assert!(capacities[20] > 200, "{capacities:?}");
+    // Smaller material does not help any more, so the other model gets it.
+    let error = pools.complete("p", task).await.expect_err("too long");
+    assert_eq!(labels(&error), [("m0", "too_long"), ("m1", "too_small")]);
 }
 
 #[tokio::test(start_paused = true)]
