@@ -37,6 +37,8 @@ pub const VERSION: &str = "extractive-2";
 const CODE_FACTOR: f64 = 0.5;
 /// Factor for questions: the fact is in the answer.
 const QUESTION_FACTOR: f64 = 0.5;
+/// Factor for sentences without a name, a number or an identifier, which are mostly general advice.
+const PLAIN_FACTOR: f64 = 0.45;
 /// Factor for the user, who says what is true and what is wanted.
 const USER_FACTOR: f64 = 1.2;
 /// Factor for sentences that decide, demand or forbid something, or state a preference.
@@ -46,7 +48,7 @@ const CUE_FACTOR: f64 = 1.5;
 /// size of the limit, except that it has at least one word. It is empty only if all entries are ([`TranscriptEntry::is_empty`]).
 #[must_use]
 pub fn summarize(conversation: &[TranscriptLine], limit: SummaryLimit) -> String {
-    let mut draft = Draft::default();
+    let mut draft = Draft::new(conversation.iter().map(|message| message.entry.text.as_str()));
     for message in conversation.iter().filter(|message| message.entry.role != Role::Tool) {
         let entry = &message.entry;
         let factor = if entry.role == Role::User { USER_FACTOR } else { 1.0 };
@@ -70,7 +72,7 @@ pub fn summarize(conversation: &[TranscriptLine], limit: SummaryLimit) -> String
 /// summary if that has at least two. The input may be any prose; lines without a speaker stay without.
 #[must_use]
 pub fn compress(summary: &str, limit: SummaryLimit) -> String {
-    let mut draft = Draft::default();
+    let mut draft = Draft::new([summary]);
     let mut date = None;
     for line in summary.lines().map(str::trim).filter(|line| !line.is_empty()) {
         if let Some(new) = parse_date(line) {
@@ -129,7 +131,6 @@ fn substitute(conversation: &[TranscriptLine]) -> String {
 }
 
 /// The sentences from which the summary is selected.
-#[derive(Default)]
 struct Draft {
     terms: Terms,
     lines: Vec<Line>,
@@ -137,6 +138,10 @@ struct Draft {
 }
 
 impl Draft {
+    fn new<'t>(texts: impl IntoIterator<Item = &'t str>) -> Self {
+        Self { terms: Terms::new(texts), lines: Vec::new(), statements: Vec::new() }
+    }
+
     fn begin_line(&mut self, line: Line) {
         self.terms.begin_document();
         self.lines.push(line);
@@ -148,6 +153,7 @@ impl Draft {
         // A single word is a greeting or an interjection, unless it is a name.
         if terms.len() > 1 || terms.iter().any(|term| term.is_name) {
             let replaces = cues::corrects(&text);
+            let factor = if terms.iter().any(|term| term.is_name) { factor } else { factor * PLAIN_FACTOR };
             self.statements.push(Statement { line: self.lines.len() - 1, text, terms, factor, replaces });
         }
     }

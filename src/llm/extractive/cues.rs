@@ -6,10 +6,10 @@ use unicode_segmentation::UnicodeSegmentation as _;
 
 /// Words of standing instructions, decisions, preferences, duties and limits.
 const DEMANDS: &str = "\
-    always never must mustn cannot prefer prefers decided decision decide agreed deadline due allergic allergy important remember \
-    only budget limit rule require required requires avoid instead policy promise promised confirmed vegetarian hate \
+    always never must mustn cannot prefer prefers decided decision decide agreed deadline due allergic allergy remember \
+    budget limit rule require required requires avoid instead policy promise promised confirmed vegetarian hate \
     immer nie niemals muss müssen darf bevorzuge lieber entschieden entscheidung beschlossen vereinbart frist allergisch allergie \
-    wichtig merke vermeide statt höchstens mindestens stets bitte nur \
+    merke vermeide statt stets \
     toujours jamais doit devons préfère préférons décidé décision convenu délai allergique allergie important retiens évite maximum \
     siempre nunca debe debemos prefiero decidido decisión acordado plazo alérgico alérgica alergia importante recuerda evita \
     sempre mai deve dobbiamo preferisco deciso decisione concordato scadenza allergico allergica importante ricorda evita \
@@ -28,9 +28,9 @@ const DEMANDS: &str = "\
 
 /// Words by which a sentence corrects an earlier one.
 const CORRECTIONS: &str = "\
-    actually instead changed change moved correction corrected now updated longer wrong sorry rather switched renamed postponed \
+    actually instead changed change moved correction corrected updated longer wrong sorry rather switched renamed postponed \
     replaced \
-    doch stattdessen geändert korrektur verschoben jetzt nun falsch sondern umbenannt \
+    doch stattdessen geändert korrektur verschoben falsch sondern umbenannt \
     finalement plutôt changé correction reporté maintenant remplacé \
     ahora cambiado cambió mejor corrección aplazado invece cambiato spostato corretto adesso agora mudou corrigido adiado \
     toch gewijzigd verplaatst nu ændret flyttet endret ændrat ändrat flyttat muutettu siirretty módosult mégis schimbat acum \

@@ -7,14 +7,14 @@ use super::lines::Line;
 use super::terms::{Term, Terms};
 use crate::domain::consolidation::SummaryLimit;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 
 /// The gain of a sentence is divided by its length to this power. With 1, short sentences win that nobody understands.
 const LENGTH_POWER: f64 = 0.8;
 /// Factor for a word that the summary has already: it only fills the rest of the summary.
 const REPEAT_FACTOR: f64 = 0.03;
 /// Factor for a sentence that a later one replaces.
-const REPLACED_FACTOR: f64 = 0.15;
+const REPLACED_FACTOR: f64 = 0.05;
 /// The share of the weight of a sentence that a later one must have to replace it, if that one says that it corrects something.
 const CORRECTED_SHARE: f64 = 0.4;
 /// Otherwise, the share of the weight of its words except those names and numbers that the later one lacks, and of all words.
@@ -66,7 +66,7 @@ pub(super) fn select(
         (0..statements.len()).filter_map(|number| entry(number, &is_covered, 0)).collect();
     let (mut selected, mut used) = (Vec::new(), 0);
     let mut has_line = vec![false; lines.len()];
-    let mut dates = Vec::new();
+    let (mut dates, mut texts) = (Vec::new(), HashSet::new());
     while let Some((bits, Reverse(number), round)) = heap.pop() {
         if bits == 0 {
             break;
@@ -88,7 +88,8 @@ pub(super) fn select(
         });
         let date = line.date.filter(|date| !dates.contains(date));
         let size = size + label + date.map_or(0, |date| limit.size(&format!("{date}\n")));
-        if used + size > budget && !selected.is_empty() {
+        let fits = used + size <= budget || selected.is_empty();
+        if !fits || !texts.insert(statement.text.as_str()) {
             continue;
         }
         used += size;

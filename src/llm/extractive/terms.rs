@@ -24,6 +24,8 @@ pub(super) struct Term {
 /// The content words of all sentences.
 #[derive(Debug, Default)]
 pub(super) struct Terms {
+    /// All nouns have capitals, as in German, so that a capital marks no name.
+    has_capital_nouns: bool,
     ids: HashMap<String, usize>,
     /// Number of documents with each term, and the last one.
     counts: Vec<(u32, u32)>,
@@ -31,6 +33,18 @@ pub(super) struct Terms {
 }
 
 impl Terms {
+    /// Creates the terms of a conversation or a summary with these texts.
+    pub(super) fn new<'t>(texts: impl IntoIterator<Item = &'t str>) -> Self {
+        /// Of the words of German texts, about a quarter have capitals; of those of other languages, about an eighth.
+        const MIN_CAPITALS: f64 = 0.2;
+        let (mut words, mut capitals) = (0_u32, 0_u32);
+        for word in texts.into_iter().flat_map(str::unicode_words) {
+            words += 1;
+            capitals += u32::from(word.starts_with(char::is_uppercase));
+        }
+        Self { has_capital_nouns: f64::from(capitals) > MIN_CAPITALS * f64::from(words), ..Self::default() }
+    }
+
     /// Starts a document, which is a message or a line of a summary.
     pub(super) fn begin_document(&mut self) {
         self.documents += 1;
@@ -39,14 +53,17 @@ impl Terms {
     /// Returns the distinct content words of a sentence of the current document.
     pub(super) fn read(&mut self, sentence: &str) -> Vec<Term> {
         let mut terms = Vec::new();
-        for_each_content_word(sentence, |word, is_name| self.count(word, is_name, &mut terms));
+        let has_capital_nouns = self.has_capital_nouns;
+        for_each_content_word(sentence, has_capital_nouns, |word, is_name| {
+            self.count(word, is_name, &mut terms)
+        });
         terms
     }
 
     /// Returns the share of the weight of the content words of a text that the documents have. Returns `None` for a single word.
     pub(super) fn support(&self, text: &str) -> Option<f64> {
         let mut words = HashSet::new();
-        for_each_content_word(text, |word, _| {
+        for_each_content_word(text, self.has_capital_nouns, |word, _| {
             words.insert(word);
         });
         let (mut known, mut total) = (0.0, 0.0);
@@ -87,7 +104,7 @@ impl Terms {
 }
 
 /// Calls a function with each content word of a text, and with `true` for a number, a name or an identifier.
-fn for_each_content_word(text: &str, mut function: impl FnMut(String, bool)) {
+fn for_each_content_word(text: &str, has_capital_nouns: bool, mut function: impl FnMut(String, bool)) {
     // The last character of a script without spaces, and the position after it.
     let mut last: Option<(char, usize)> = None;
     for (number, (at, word)) in text.unicode_word_indices().enumerate() {
@@ -104,7 +121,7 @@ fn for_each_content_word(text: &str, mut function: impl FnMut(String, bool)) {
         let word = without_clitics(word);
         let lower = word.to_lowercase();
         if !FUNCTION_WORDS.contains(lower.as_str()) {
-            let is_name = is_name(word, number == 0);
+            let is_name = is_name(word, number == 0 || has_capital_nouns);
             let stem = if is_name { lower } else { lower.chars().take(MAX_STEM_CHARS).collect() };
             function(stem, is_name);
         }
@@ -116,12 +133,12 @@ static FUNCTION_WORDS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     LANGUAGES.iter().filter_map(|code| stop_words::lookup(code)).flatten().copied().collect()
 });
 
-/// Returns `true` for words with a digit, with a capital that is not that of a sentence, or with the marks of an identifier.
-fn is_name(word: &str, is_first: bool) -> bool {
+/// Returns `true` for words with a digit, with a capital that is not that of a sentence or a noun, or with the marks of an identifier.
+fn is_name(word: &str, ignores_initial: bool) -> bool {
     let mut chars = word.chars();
     let has_initial = chars.next().is_some_and(char::is_uppercase)
         && chars.clone().next().is_some_and(char::is_alphanumeric);
-    (has_initial && !is_first)
+    (has_initial && !ignores_initial)
         || chars.any(|c| c.is_uppercase() || c == '_')
         || word.chars().any(char::is_numeric)
 }

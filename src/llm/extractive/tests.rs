@@ -134,7 +134,7 @@ fn later_statement_replaces_an_earlier_one() {
         ("会议定在星期三下午三点举行。", "会议改到星期五下午三点举行。"),
     ] {
         let entries: Vec<_> = [user(old)].into_iter().chain(filler.clone()).chain([user(new)]).collect();
-        let summary = consolidate(&entries, 60);
+        let summary = consolidate(&entries, 30);
         assert!(summary.contains(new) && !summary.contains(old), "{summary}");
     }
 }
