@@ -123,14 +123,15 @@ async fn send_requests(service: &Process, model: &ModelServer) {
 fn failure_behaviours() -> Vec<Behaviour> {
     let quoted = secret_text("user");
     vec![
-        Behaviour::fail(500, &format!("could not handle \"{quoted}\" for {KEY}")),
-        Behaviour::fail(400, &format!("{{'input': '{}', 'loc': 'messages'}}", quoted.to_uppercase())),
+        // A second failure that can depend on the size of the prompt divides the batch.
+        Behaviour::ErrorAfter(secret_text("partial"), "overloaded"),
+        Behaviour::fail(404, &format!("{{'input': '{}', 'loc': 'messages'}}", quoted.to_uppercase())),
+        Behaviour::fail(502, &format!("could not handle \"{quoted}\" for {KEY}")),
         Behaviour::Raw(401, Vec::new(), format!("bad key {KEY} for {quoted}")),
         Behaviour::garbage(),
         Behaviour::BreakOff(secret_text("broken")),
         Behaviour::EndEarly(secret_text("early")),
         Behaviour::Finish(secret_text("cut"), "length"),
-        Behaviour::ErrorAfter(secret_text("partial"), "overloaded"),
         Behaviour::answer("none"),
         Behaviour::HangAfter(secret_text("hanging")),
     ]

@@ -19,7 +19,7 @@ async fn start(backend: &Backend, model: &ModelServer) -> Process {
 async fn fifty_requests_to_two_processes_cause_one_consolidation() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     let released = Arc::new(Semaphore::new(0));
-    model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
+    model.default(Behaviour::Held(Arc::clone(&released), "Answer 1: the team took plan 1.".to_owned()));
     let processes = [start(&backend, &model).await, start(&backend, &model).await];
     processes[0].record("s", &messages(102)).await;
 
@@ -57,7 +57,7 @@ async fn fifty_requests_to_two_processes_cause_one_consolidation() {
 async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend) {
     let model = ModelServer::start().await;
     model.push(Behaviour::Hang);
-    model.default(Behaviour::answer("Ada flies."));
+    model.default(Behaviour::answer("Answer 1: the team took plan 1."));
     let mut killed = start(&backend, &model).await;
     let messages = messages(102);
     killed.record("s", &messages).await;
@@ -98,7 +98,7 @@ async fn killed_process_loses_no_message_and_its_lease_expires(backend: Backend)
 async fn lease_lasts_as_long_as_the_model_call() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     let released = Arc::new(Semaphore::new(0));
-    model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
+    model.default(Behaviour::Held(Arc::clone(&released), "Answer 1: the team took plan 1.".to_owned()));
     let patient = Precis::on(&backend).model(&model.base_url()).set("consolidation.inline_wait", "1min");
     let (holder, other) = (patient.start().await, start(&backend, &model).await);
     holder.record("s", &messages(102)).await;

@@ -42,7 +42,7 @@ async fn shutdown_answers_running_requests_and_rejects_new_ones() {
     for signals in [&["TERM"][..], &["INT"], &["TERM", "TERM"], &["TERM", "INT"]] {
         let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);
         let released = Arc::new(Semaphore::new(0));
-        model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
+        model.default(Behaviour::Held(Arc::clone(&released), "Answer 1: the team took plan 1.".to_owned()));
         let mut service = start(&backend, &model, "20s").await;
         let response = start_consolidation(&service, &model, &json!({})).await;
         for signal in signals {
@@ -66,7 +66,7 @@ async fn shutdown_answers_running_requests_and_rejects_new_ones() {
 async fn shutdown_answers_request_that_waits_for_model() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     model.push(Behaviour::Hang);
-    model.default(Behaviour::answer("Ada flies."));
+    model.default(Behaviour::answer("Answer 1: the team took plan 1."));
     let mut service = start(&backend, &model, "4s").await;
     let other = start(&backend, &model, "4s").await;
     let response = start_consolidation(&service, &model, &json!({})).await;
@@ -86,7 +86,7 @@ async fn shutdown_answers_request_that_waits_for_model() {
 async fn shutdown_releases_lease_of_background_consolidation() {
     let (backend, model) = (Backend::postgres().await, ModelServer::start().await);
     model.push(Behaviour::Hang);
-    model.default(Behaviour::answer("Ada flies."));
+    model.default(Behaviour::answer("Answer 1: the team took plan 1."));
     let mut service = start(&backend, &model, "1s").await;
     let other = start(&backend, &model, "1s").await;
     let response = start_consolidation(&service, &model, &json!({"mode": "background"})).await;
@@ -107,7 +107,7 @@ async fn shutdown_releases_lease_of_background_consolidation() {
 async fn shutdown_waits_for_background_consolidation() {
     let (backend, model) = (Backend::sqlite().await, ModelServer::start().await);
     let released = Arc::new(Semaphore::new(0));
-    model.default(Behaviour::Held(Arc::clone(&released), "Ada flies.".to_owned()));
+    model.default(Behaviour::Held(Arc::clone(&released), "Answer 1: the team took plan 1.".to_owned()));
     let mut service = start(&backend, &model, "20s").await;
     let response = start_consolidation(&service, &model, &json!({"mode": "background"})).await;
     response.await.expect("answered");
