@@ -121,9 +121,10 @@ fn for_each_content_word(text: &str, has_capital_nouns: bool, mut function: impl
         let word = without_clitics(word);
         let lower = word.to_lowercase();
         if !FUNCTION_WORDS.contains(lower.as_str()) {
-            let is_name = is_name(word, number == 0 || has_capital_nouns);
-            let stem = if is_name { lower } else { lower.chars().take(MAX_STEM_CHARS).collect() };
-            function(stem, is_name);
+            let is_named = is_name(word, number == 0 || has_capital_nouns);
+            // The same word can be a name in one place and not in another.
+            let stem = if is_name(word, true) { lower } else { lower.chars().take(MAX_STEM_CHARS).collect() };
+            function(stem, is_named);
         }
     }
 }
