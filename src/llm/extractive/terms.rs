@@ -55,7 +55,7 @@ impl Terms {
         let mut terms = Vec::new();
         let has_capital_nouns = self.has_capital_nouns;
         for_each_content_word(sentence, has_capital_nouns, |word, is_name| {
-            self.count(word, is_name, &mut terms)
+            self.count(word, is_name, &mut terms);
         });
         terms
     }
