@@ -27,6 +27,7 @@
 #![cfg(test)]
 
 use precis::config::{self, OutputLimitField, SecretSource};
+use precis::domain::consolidation::SummaryLimit;
 use precis::domain::message::Role;
 use precis::domain::transcript::{TranscriptEntry, TranscriptLine};
 use precis::llm::call_memory::CallMemoryLimit;
@@ -131,11 +132,7 @@ async fn ask(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
     pools
         .complete(
             "p",
-            Task::Consolidate {
-                lines: &conversation(),
-                sentences: 5,
-                limit: precis::domain::consolidation::SummaryLimit::Words(600),
-            },
+            Task::Consolidate { lines: &conversation(), sentences: 5, limit: SummaryLimit::Words(600) },
         )
         .await
 }
@@ -158,11 +155,7 @@ async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, Mo
         idle_timeout: 60 * SECOND,
         ..config::Model::default()
     };
-    let task = Task::Consolidate {
-        lines: &entries,
-        sentences: 5,
-        limit: precis::domain::consolidation::SummaryLimit::Words(600),
-    };
+    let task = Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) };
     let request = Request { model: &model, task, prompts: &prompts, memory: &CallMemory::default() };
     provider.complete(&request).await
 }

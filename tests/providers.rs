@@ -8,6 +8,7 @@ mod model_server;
 
 use model_server::{Behaviour, ModelServer, Protocol, USAGE, refused_base_url};
 use precis::config::{self, Secret, SecretSource};
+use precis::domain::consolidation::SummaryLimit;
 use precis::domain::message::Role;
 use precis::domain::tokens;
 use precis::domain::transcript::TranscriptEntry;
@@ -95,11 +96,7 @@ async fn complete_within(provider: &HttpProvider, token_timeout: Duration) -> Re
         idle_timeout: token_timeout,
         ..config::Model::default()
     };
-    let task = Task::Consolidate {
-        lines: &lines,
-        sentences: 5,
-        limit: precis::domain::consolidation::SummaryLimit::Words(600),
-    };
+    let task = Task::Consolidate { lines: &lines, sentences: 5, limit: SummaryLimit::Words(600) };
     let request = Request { model: &model, task, prompts: &prompts, memory: &CallMemory::default() };
     tokio::time::timeout(PATIENCE, provider.complete(&request)).await.expect("it ends")
 }

@@ -5,6 +5,8 @@ use super::sentence_bounds::sentence_ends;
 use super::tokens;
 use super::transcript::encode_text;
 use super::validation::FieldError;
+use time::Date;
+use time::macros::format_description;
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_segmentation::UnicodeSegmentation as _;
 
@@ -26,6 +28,11 @@ pub fn words(text: &str) -> usize {
 /// Returns `true` if a text contains a visible letter or digit.
 pub fn has_letters(text: &str) -> bool {
     text.nfkc().any(|c| c.is_alphanumeric() && !is_invisible(c))
+}
+
+/// Returns the date of a line that consists of one, as the built-in summariser writes it.
+pub fn parse_date(line: &str) -> Option<Date> {
+    Date::parse(line, format_description!("[year]-[month]-[day]")).ok()
 }
 
 /// Checks a summary that a client writes, at `path`.

@@ -7,6 +7,7 @@
 
 use super::search::analyzer::{Analyzer, StopTerms, segments};
 use super::sentence_bounds::sentence_ends;
+use super::summary::parse_date;
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -100,8 +101,7 @@ fn find_within(
 /// Splits a summary into sentences, without lines that are dates. A part of one word, such as `Dr.`, belongs to the next sentence.
 fn sentences(summary: &str) -> Vec<&str> {
     let mut sentences = Vec::new();
-    let is_date = |line: &str| line.len() == 10 && line.bytes().all(|b| b.is_ascii_digit() || b == b'-');
-    for line in summary.lines().filter(|line| !is_date(line)) {
+    for line in summary.lines().filter(|line| parse_date(line).is_none()) {
         let (mut start, mut part_start, mut words) = (0, 0, 0);
         for end in sentence_ends(line) {
             // Only the new part, because a line can have many parts without words.

@@ -316,7 +316,7 @@ impl Arguments {
         }
     }
 
-    /// Reads a text that must not be blank. `rule` says what it must have.
+    /// Reads a text that must not be blank. `rule` completes the text of the error.
     fn filled_text(&mut self, name: &str, rule: &str) -> Option<String> {
         let text = self.text(name)?;
         if text.trim().is_empty() {

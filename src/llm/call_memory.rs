@@ -107,14 +107,12 @@ fn transcript_bytes(task: &Task<'_>) -> usize {
 mod tests {
     use super::*;
     use crate::capacity::{Capacity, CapacityLimits, ClientId, Kind};
+    use crate::domain::consolidation::SummaryLimit;
     use ResponsePart::{Incomplete, Text};
 
     const MIB: usize = 1 << 20;
-    const TASK: Task<'static> = Task::MetaConsolidate {
-        summary: "short",
-        sentences: 1,
-        limit: crate::domain::consolidation::SummaryLimit::Words(99),
-    };
+    const TASK: Task<'static> =
+        Task::MetaConsolidate { summary: "short", sentences: 1, limit: SummaryLimit::Words(99) };
 
     /// Begins a call for a key.
     async fn begin(
@@ -158,11 +156,7 @@ mod tests {
     async fn call_waits_for_its_first_share_only() {
         let limit = CallMemoryLimit::new(8 * MIB, 0.75);
         let summary = "x".repeat(MIB);
-        let large = Task::MetaConsolidate {
-            summary: &summary,
-            sentences: 1,
-            limit: crate::domain::consolidation::SummaryLimit::Words(99),
-        };
+        let large = Task::MetaConsolidate { summary: &summary, sentences: 1, limit: SummaryLimit::Words(99) };
         let first = begin(&limit, 1, &large, Duration::from_secs(1)).await.expect("the largest share");
         let wait = Duration::from_secs(5);
         let second = begin(&limit, 1, &TASK, wait).await;

@@ -13,9 +13,10 @@
 
 use crate::domain::consolidation::SummaryLimit;
 use crate::domain::message::Role;
+use crate::domain::summary::{parse_date, words};
 use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
-use lines::{Line, parse_date, split_label};
-use selection::Statement;
+use lines::split_label;
+use selection::{Line, Statement};
 use terms::Terms;
 
 mod cues;
@@ -85,7 +86,7 @@ pub fn compress(summary: &str, limit: SummaryLimit) -> String {
             draft.add(sentence.text, form_factor(sentence.text));
         }
     }
-    let fewer_words = SummaryLimit::Words(SummaryLimit::Words(0).size(summary).saturating_sub(1).max(1));
+    let fewer_words = SummaryLimit::Words(words(summary).saturating_sub(1).max(1));
     let text = draft.write(limit);
     let text = if text.is_empty() { lines::plain(summary) } else { text };
     if fewer_words.permits(&text) { text } else { lines::shorten(&text, fewer_words) }
@@ -150,11 +151,18 @@ impl Draft {
     fn add(&mut self, sentence: &str, factor: f64) {
         let text = lines::plain(sentence);
         let terms = self.terms.read(&text);
+        let has_name = terms.iter().any(|term| term.is_name);
         // A single word is a greeting or an interjection, unless it is a name.
-        if terms.len() > 1 || terms.iter().any(|term| term.is_name) {
-            let replaces = cues::corrects(&text);
-            let factor = if terms.iter().any(|term| term.is_name) { factor } else { factor * PLAIN_FACTOR };
-            self.statements.push(Statement { line: self.lines.len() - 1, text, terms, factor, replaces });
+        if has_name || terms.len() > 1 {
+            let is_correction = cues::corrects(&text);
+            let factor = if has_name { factor } else { factor * PLAIN_FACTOR };
+            self.statements.push(Statement {
+                line: self.lines.len() - 1,
+                text,
+                terms,
+                factor,
+                is_correction,
+            });
         }
     }
 
@@ -162,10 +170,11 @@ impl Draft {
     fn write(&self, limit: SummaryLimit) -> String {
         let mut selected = selection::select(&self.statements, &self.lines, &self.terms, limit);
         loop {
-            let mut in_order: Vec<&Statement> =
-                selected.iter().filter_map(|number| self.statements.get(*number)).collect();
-            in_order.sort_by_key(|statement| std::ptr::from_ref(*statement));
-            let text = lines::write(&self.lines, &in_order);
+            let mut in_order = selected.clone();
+            in_order.sort_unstable();
+            let statements: Vec<&Statement> =
+                in_order.iter().filter_map(|number| self.statements.get(*number)).collect();
+            let text = lines::write(&self.lines, &statements);
             if limit.permits(&text) {
                 return text;
             }

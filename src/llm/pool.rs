@@ -126,8 +126,9 @@ impl Llm for ModelPools {
             }
             let mut attempts = request.attempts.iter().skip(attempts_before);
             if attempts.any(|attempt| matches!(attempt.error, ModelError::PromptTooLong)) {
-                // The caller divides the material for this model, which is better than those after it.
-                if model.input_limit() < limit_before {
+                // A consolidation divides its messages for this model, which is better than those after it.
+                let is_divided = matches!(task, Task::Consolidate { .. });
+                if is_divided && model.input_limit() < limit_before {
                     break;
                 }
                 too_small_limit = too_small_limit.max(input_limit);

@@ -194,12 +194,12 @@ fn is_entity(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::consolidation::SummaryLimit;
+    use crate::domain::message::Role;
+    use crate::domain::transcript::{TranscriptLine, encode_transcript};
 
-    const CONSOLIDATE: Task<'_> = Task::Consolidate {
-        lines: &[],
-        sentences: 5,
-        limit: crate::domain::consolidation::SummaryLimit::Words(600),
-    };
+    const CONSOLIDATE: Task<'_> =
+        Task::Consolidate { lines: &[], sentences: 5, limit: SummaryLimit::Words(600) };
 
     fn rejection(text: &str) -> Option<Rejection> {
         check_response(text, FinishReason::Complete, &CONSOLIDATE).err()
@@ -288,6 +288,29 @@ mod tests {
     }
 
     #[test]
+    fn text_about_something_else_is_rejected() {
+        let entry = |number: usize| {
+            let subject = ["harbour", "orchard", "library", "workshop", "bakery"][number % 5];
+            let text = format!("Visitor{number} told Mira that the {subject} near street{number} reopened.");
+            TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }.into()
+        };
+        let lines: Vec<TranscriptLine> = (0..20).map(entry).collect();
+        let task = Task::Consolidate { lines: &lines, sentences: 5, limit: SummaryLimit::Words(600) };
+        let transcript = encode_transcript(&lines);
+        let long = "Mira visited the harbour. ".repeat(200);
+        for (text, rejection) in [
+            ("Mira heard that harbour, orchard and library reopened.", None),
+            ("I can't assist with that request.", Some(Rejection::Unsupported)),
+            ("Es tut mir leid, dabei kann ich nicht helfen.", Some(Rejection::Unsupported)),
+            ("抱歉，我无法协助处理此请求。", Some(Rejection::Unsupported)),
+            (transcript.as_str(), Some(Rejection::Echo)),
+            (long.as_str(), Some(Rejection::TooLong)),
+        ] {
+            assert_eq!(check_response(text, FinishReason::Complete, &task).err(), rejection, "{text:.60}");
+        }
+    }
+
+    #[test]
     fn finish_reason_is_checked_before_the_text() {
         for (text, finish_reason, rejection) in [
             ("Ada flies on", FinishReason::Length, Rejection::Truncated),
@@ -305,11 +328,8 @@ mod tests {
         for text in ["Summary: None.", "N: A.", "none", "_: 👍", "?!"] {
             assert_eq!(check(&format!(" {text}\n"), &CONSOLIDATE).as_deref(), Ok(text));
         }
-        let compress = Task::MetaConsolidate {
-            summary: "one two three",
-            sentences: 8,
-            limit: crate::domain::consolidation::SummaryLimit::Words(99),
-        };
+        let compress =
+            Task::MetaConsolidate { summary: "one two three", sentences: 8, limit: SummaryLimit::Words(99) };
         for (text, result) in [
             ("None.", Ok("None.")),
             ("👍", Err(Rejection::Empty)),
@@ -333,11 +353,7 @@ mod tests {
             ("明天十点开会", "我们明天上午十点开会", Some(Rejection::NotShorter)),
         ];
         for (summary, text, rejection) in cases {
-            let task = Task::MetaConsolidate {
-                summary,
-                sentences: 8,
-                limit: crate::domain::consolidation::SummaryLimit::Words(99),
-            };
+            let task = Task::MetaConsolidate { summary, sentences: 8, limit: SummaryLimit::Words(99) };
             assert_eq!(check_response(text, FinishReason::Complete, &task).err(), rejection, "{text:?}");
             assert_eq!(check_response(text, FinishReason::Complete, &CONSOLIDATE).err(), None);
         }

@@ -322,7 +322,7 @@ async fn unknown_mcp_parameters_are_ignored() {
     let app = TestApp::on_sqlite(&[]).await;
     let meta = json!({"progressToken": 1});
     for list in [json!({"_meta": meta, "cursor": null}), json!({"later": true}), json!(null)] {
-        assert_eq!(names(message(&app, "tools/list", &list)).await.len(), 3, "{list}");
+        assert_eq!(names(message(&app, "tools/list", &list)).await.len(), 5, "{list}");
     }
     let call = json!({"name": "memory_read", "later": true, "_meta": meta});
     assert!(!called(message(&app, "tools/call", &call)).await.1);
@@ -374,7 +374,7 @@ async fn mcp_notifications_are_accepted_and_responses_rejected() {
 async fn mcp_checks_the_host_like_other_routes() {
     let app = TestApp::on_sqlite(&[("server.allowed_hosts", "memory")]).await;
     let called = |host: &str| message(&app, "tools/list", &json!({})).header("host", host);
-    assert_eq!(names(called("memory:8080")).await.len(), 3);
+    assert_eq!(names(called("memory:8080")).await.len(), 5);
     called("evil.example").await.problem(403, "host-not-allowed");
 }
 

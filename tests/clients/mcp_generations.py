@@ -19,7 +19,7 @@ async def main():
         assert welcome.instructions.startswith("## Memory Guide"), welcome
 
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert list(tools) == ["memory_read", "memory_write", "search_history"], tools
+        assert list(tools) == ["memory_read", "memory_write", "memory_append", "memory_replace", "search_history"], tools
         assert tools["memory_write"].inputSchema["required"] == ["content"], tools
 
         async def call(name, **arguments):

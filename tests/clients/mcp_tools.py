@@ -18,7 +18,7 @@ async def main(mode):
             assert client.server_info.name == "precis", client.server_info
             assert client.instructions.startswith("## Memory Guide"), client.instructions
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-            assert list(tools) == ["memory_read", "memory_write", "search_history"], tools
+            assert list(tools) == ["memory_read", "memory_write", "memory_append", "memory_replace", "search_history"], tools
             assert tools["memory_write"].input_schema["required"] == ["content"], tools
 
             async def call(name, **arguments):

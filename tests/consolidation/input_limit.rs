@@ -1,7 +1,7 @@
 //! A model that accepts less than its settings say gets smaller batches from then on, in all sessions.
 
 use crate::batches::{assert_contiguous, long};
-use crate::harness::{PATIENCE, plain, record, revisions, seen, start};
+use crate::harness::{PATIENCE, covering, named, plain, record, revisions, seen, start, turns};
 use crate::support::backend::Backend;
 use crate::support::model_server::{Behaviour, Call, ModelServer};
 use test_case::test_case;
@@ -62,4 +62,37 @@ async fn prompt_too_long_at_any_size_is_summarised_without_the_model(backend: Ba
     // The model gets less and less until a batch cannot be divided any more.
     let calls = model.calls();
     assert!(calls[..5].is_sorted_by(|a, b| a.user().len() > b.user().len()), "each asks for less");
+}
+
+/// The field case D11: a filter that rejects one message does not hold the others up.
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn message_that_a_filter_rejects_is_summarised_without_the_model(backend: Backend) {
+    let model = ModelServer::start().await;
+    model.default(Behaviour::choose(|call| {
+        if seen(call).contains(&7) {
+            Behaviour::Finish("HALF".to_owned(), "content_filter")
+        } else {
+            Behaviour::reply(covering)
+        }
+    }));
+    let app = start(&backend, &model, &[("consolidation.summary_word_limit", "10000")]).await;
+    let given = turns(1..=102);
+    record(&app, "s", &given).await;
+    let answer = plain(&app, "s", &given).await;
+    assert_eq!((answer.outcome(), answer.coverage.summary_through), ("consolidated", 82));
+    let revisions = revisions(&app, "s").await;
+    assert_contiguous(&revisions, 82);
+    let (built_in, by_model): (Vec<_>, Vec<_>) =
+        revisions.iter().partition(|revision| revision["model"] == "extractive");
+    let range = |revision: &serde_json::Value| (revision["from_seq"].as_u64(), revision["to_seq"].as_u64());
+    let rejected: Vec<_> = built_in.into_iter().map(range).collect();
+    assert!(
+        matches!(rejected[..], [(Some(from), Some(to))] if from <= 7 && to >= 7 && to - from < 2),
+        "{rejected:?}"
+    );
+    let covered: Vec<usize> =
+        by_model.iter().flat_map(|revision| named(revision["added"].as_str().unwrap())).collect();
+    assert!(covered.len() >= 80 && !covered.contains(&7), "{covered:?}");
 }

@@ -26,7 +26,7 @@ async function comparesAndRestoresVersions({ browser, service }) {
   // Versions of other writers appear without reloading, with their authors.
   await service.append("of grace", conversation(1, 2), { user_id: "grace" });
   await service.post("/sessions/of%20grace/tools/memory_write", { content: "# Grace\n\n- Likes water.\n" });
-  await tab.page.getByRole("row", { name: /^4 .* tool memory_write/ }).waitFor();
+  await tab.page.getByRole("row", { name: /^4 .* memory tool/ }).waitFor();
   await tab.close();
 }
 

@@ -40,6 +40,9 @@ macro_rules! languages {
         }
 
         impl Language {
+            /// The codes of all languages with stemming rules.
+            pub const CODES: &[&str] = &[$($code),*];
+
             /// Returns the code and the stemming rules.
             fn rules(self) -> Option<(&'static str, Algorithm)> {
                 match self {

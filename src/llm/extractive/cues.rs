@@ -37,78 +37,25 @@ const CORRECTIONS: &str = "\
     değişti artık aslında теперь изменили перенесли исправление вместо τελικά αλλάξαμε τώρα الآن تغير بدلا";
 
 /// The same for scripts without spaces between words.
-const DEMANDS_CJK: [&str; 38] = [
-    "必须",
-    "务必",
-    "永远",
-    "从不",
-    "不要",
-    "不能",
-    "决定",
-    "总是",
-    "过敏",
-    "截止",
-    "重要",
-    "记住",
-    "只用",
-    "偏好",
-    "喜欢",
-    "最多",
-    "至少",
-    "必須",
-    "永遠",
-    "決定",
-    "絶対",
-    "必ず",
-    "いつも",
-    "常に",
-    "決して",
-    "しないで",
-    "アレルギー",
-    "締め切り",
-    "締切",
-    "好み",
-    "覚えて",
-    "してください",
-    "ことにし",
-    "반드시",
-    "항상",
-    "절대",
-    "결정",
-    "알레르기",
-];
-const CORRECTIONS_CJK: [&str; 16] = [
-    "改为",
-    "改成",
-    "改到",
-    "更正",
-    "其实",
-    "现在",
-    "不再",
-    "换成",
-    "推迟",
-    "やっぱり",
-    "変更",
-    "訂正",
-    "ではなく",
-    "代わりに",
-    "延期",
-    "대신",
-];
+const DEMANDS_CJK: &str = "\
+    必须 务必 永远 从不 不要 不能 决定 总是 过敏 截止 重要 记住 只用 偏好 喜欢 最多 至少 必須 永遠 \
+    決定 絶対 必ず いつも 常に 決して しないで アレルギー 締め切り 締切 好み 覚えて してください ことにし 반드시 항상 절대 결정 알레르기";
+const CORRECTIONS_CJK: &str = "\
+    改为 改成 改到 更正 其实 现在 不再 换成 推迟 やっぱり 変更 訂正 ではなく 代わりに 延期 대신";
 
 /// Returns `true` if a sentence decides, demands or forbids something, or states a preference.
 pub(super) fn demands(sentence: &str) -> bool {
     static WORDS: LazyLock<HashSet<&str>> = LazyLock::new(|| DEMANDS.split_whitespace().collect());
-    contains(sentence, &WORDS, &DEMANDS_CJK)
+    contains(sentence, &WORDS, DEMANDS_CJK)
 }
 
 /// Returns `true` if a sentence corrects something.
 pub(super) fn corrects(sentence: &str) -> bool {
     static WORDS: LazyLock<HashSet<&str>> = LazyLock::new(|| CORRECTIONS.split_whitespace().collect());
-    contains(sentence, &WORDS, &CORRECTIONS_CJK)
+    contains(sentence, &WORDS, CORRECTIONS_CJK)
 }
 
-fn contains(sentence: &str, words: &HashSet<&str>, parts: &[&str]) -> bool {
+fn contains(sentence: &str, words: &HashSet<&str>, parts: &str) -> bool {
     sentence.unicode_words().any(|word| words.contains(word.to_lowercase().as_str()))
-        || (!sentence.is_ascii() && parts.iter().any(|part| sentence.contains(part)))
+        || (!sentence.is_ascii() && parts.split_whitespace().any(|part| sentence.contains(part)))
 }

@@ -9,28 +9,17 @@
 //! Sentences are written as they were said, except for white space and the marks at the beginning of headings, lists and quotations. Each
 //! message is one line that begins with its speaker, so no text can imitate a speaker or a heading.
 
-use super::selection::Statement;
+use super::selection::{Line, Statement};
 use super::sentences::is_closing;
 use crate::domain::consolidation::SummaryLimit;
 use crate::domain::message::Role;
 use crate::domain::transcript::TranscriptEntry;
-use time::Date;
-use time::macros::format_description;
 use unicode_segmentation::UnicodeSegmentation as _;
 
 /// Maximum length of a label: the limit of chat APIs for a participant's name.
 const MAX_LABEL_CHARS: usize = 64;
 /// Maximum number of words of a label. More words before a colon are part of a sentence.
 const MAX_LABEL_WORDS: usize = 5;
-
-/// A line of the summary without its sentences.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    /// The day of the message (UTC), if it is known.
-    pub(super) date: Option<Date>,
-    /// The speaker, if known.
-    pub(super) label: Option<String>,
-}
 
 /// Returns the label of an entry: its name or its role.
 pub(super) fn label(entry: &TranscriptEntry) -> String {
@@ -67,11 +56,6 @@ fn is_label(name: &str) -> bool {
         && name.chars().all(is_label_char)
         && name.chars().count() <= MAX_LABEL_CHARS
         && name.split_whitespace().count() <= MAX_LABEL_WORDS
-}
-
-/// Returns the date of a line that consists of one.
-pub(super) fn parse_date(line: &str) -> Option<Date> {
-    Date::parse(line, format_description!("[year]-[month]-[day]")).ok()
 }
 
 /// Writes selected sentences, which are in the order of the conversation.

@@ -3,13 +3,13 @@
 //! A term counts once, so a repetition adds almost nothing. The gain of a sentence therefore never increases, and a heap with lazy updates
 //! computes few gains: the gain in the heap is an upper bound. A sentence that a later one replaces counts little.
 
-use super::lines::Line;
 use super::terms::{Term, Terms};
 use crate::domain::consolidation::SummaryLimit;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
+use time::Date;
 
-/// The gain of a sentence is divided by its length to this power. With 1, short sentences win that nobody understands.
+/// The gain of a sentence is divided by its length to this power. With 1, fragments would win, which are unclear without their context.
 const LENGTH_POWER: f64 = 0.8;
 /// Factor for a word that the summary has already: it only fills the rest of the summary.
 const REPEAT_FACTOR: f64 = 0.03;
@@ -23,6 +23,15 @@ const MIN_SHARE: f64 = 0.3;
 /// Terms of more sentences than this show no common subject.
 const MAX_POSTINGS: usize = 64;
 
+/// A line of the summary without its sentences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    /// The day of the message (UTC), if it is known.
+    pub(super) date: Option<Date>,
+    /// The speaker, if known.
+    pub(super) label: Option<String>,
+}
+
 /// A sentence that the summary may contain.
 #[derive(Debug)]
 pub(super) struct Statement {
@@ -32,8 +41,8 @@ pub(super) struct Statement {
     pub(super) terms: Vec<Term>,
     /// Product of the factors for role and form.
     pub(super) factor: f64,
-    /// It corrects something that was said before.
-    pub(super) replaces: bool,
+    /// The sentence says that it corrects something.
+    pub(super) is_correction: bool,
 }
 
 /// Returns the numbers of the best sentences, the best one first. Their sizes, with those of their lines, add up to the limit at most;
@@ -80,12 +89,7 @@ pub(super) fn select(
             continue;
         };
         let label = line.label.as_ref().filter(|_| !*has_line);
-        let label = label.map_or(0, |label| {
-            limit.size(&format!(
-                "{label}: 
-"
-            ))
-        });
+        let label = label.map_or(0, |label| limit.size(&format!("{label}: \n")));
         let date = line.date.filter(|date| !dates.contains(date));
         let size = size + label + date.map_or(0, |date| limit.size(&format!("{date}\n")));
         let fits = used + size <= budget || selected.is_empty();
@@ -116,7 +120,7 @@ fn replaced(statements: &[Statement], terms: &Terms) -> Vec<bool> {
     for (number, statement) in statements.iter().enumerate() {
         let has_value = statement.terms.iter().any(|term| term.is_name);
         let mut touched = Vec::new();
-        if statement.replaces || has_value {
+        if statement.is_correction || has_value {
             for term in &statement.terms {
                 let posting = postings.get(term.id).filter(|posting| posting.len() <= MAX_POSTINGS);
                 for earlier in posting.into_iter().flatten() {
@@ -136,10 +140,11 @@ fn replaced(statements: &[Statement], terms: &Terms) -> Vec<bool> {
             };
             let total: f64 = other.terms.iter().map(|term| terms.weight(*term)).sum();
             let is_lost = |term: &&Term| {
-                (term.is_name || statement.replaces) && !statement.terms.iter().any(|own| own.id == term.id)
+                (term.is_name || statement.is_correction)
+                    && !statement.terms.iter().any(|own| own.id == term.id)
             };
             let lost: f64 = other.terms.iter().filter(is_lost).map(|term| terms.weight(*term)).sum();
-            let has_subject = if statement.replaces {
+            let has_subject = if statement.is_correction {
                 sum >= CORRECTED_SHARE * total
             } else {
                 sum >= REPLACED_SHARE * (total - lost) && sum >= MIN_SHARE * total

@@ -85,7 +85,7 @@ fn is_boundary(sentence: &str, rest: &str) -> bool {
 }
 
 /// Returns `true` if a full stop after this text belongs to an abbreviation.
-pub(super) fn is_abbreviation(text: &str) -> bool {
+fn is_abbreviation(text: &str) -> bool {
     let word = text.rsplit(|c: char| c.is_whitespace() || c == '(').next().unwrap_or_default();
     let mut chars = word.chars();
     match (chars.next(), chars.next()) {

@@ -1,5 +1,6 @@
 //! The content words of sentences, and their weights.
 
+use crate::domain::search::analyzer::Language;
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 use unicode_segmentation::UnicodeSegmentation as _;
@@ -8,10 +9,6 @@ use unicode_segmentation::UnicodeSegmentation as _;
 const NAME_FACTOR: f64 = 2.0;
 /// Longer words count by this many characters only, so that the endings of a long word do not make it another one.
 const MAX_STEM_CHARS: usize = 7;
-
-/// The languages whose function words are left out: those of the search.
-const LANGUAGES: [&str; 17] =
-    ["ar", "da", "de", "el", "en", "es", "fi", "fr", "hu", "it", "nl", "no", "pt", "ro", "ru", "sv", "tr"];
 
 /// A content word of a sentence.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -121,27 +118,29 @@ fn for_each_content_word(text: &str, has_capital_nouns: bool, mut function: impl
         let word = without_clitics(word);
         let lower = word.to_lowercase();
         if !FUNCTION_WORDS.contains(lower.as_str()) {
-            let is_named = is_name(word, number == 0 || has_capital_nouns);
-            // The same word can be a name in one place and not in another.
-            let stem = if is_name(word, true) { lower } else { lower.chars().take(MAX_STEM_CHARS).collect() };
-            function(stem, is_named);
+            let is_identifier = is_identifier(word);
+            let is_name = is_identifier || (number > 0 && !has_capital_nouns && is_capitalized(word));
+            // The same word can be a name in one place and not in another, but its form tells an identifier everywhere.
+            let stem = if is_identifier { lower } else { lower.chars().take(MAX_STEM_CHARS).collect() };
+            function(stem, is_name);
         }
     }
 }
 
-/// Words such as `the` and `und`. The few that are content words of another language are lost.
+/// Words such as `the` and `und`, of all languages of the search. The few that are content words of another language are lost.
 static FUNCTION_WORDS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
-    LANGUAGES.iter().filter_map(|code| stop_words::lookup(code)).flatten().copied().collect()
+    Language::CODES.iter().filter_map(|code| stop_words::lookup(code)).flatten().copied().collect()
 });
 
-/// Returns `true` for words with a digit, with a capital that is not that of a sentence or a noun, or with the marks of an identifier.
-fn is_name(word: &str, ignores_initial: bool) -> bool {
+/// Returns `true` for words with a digit, an inner capital or an underscore.
+fn is_identifier(word: &str) -> bool {
+    word.contains(char::is_numeric) || word.chars().skip(1).any(|c| c.is_uppercase() || c == '_')
+}
+
+/// Returns `true` for a word with an initial capital and more than one letter.
+fn is_capitalized(word: &str) -> bool {
     let mut chars = word.chars();
-    let has_initial = chars.next().is_some_and(char::is_uppercase)
-        && chars.clone().next().is_some_and(char::is_alphanumeric);
-    (has_initial && !ignores_initial)
-        || chars.any(|c| c.is_uppercase() || c == '_')
-        || word.chars().any(char::is_numeric)
+    chars.next().is_some_and(char::is_uppercase) && chars.next().is_some_and(char::is_alphanumeric)
 }
 
 /// Returns the longest part of a word between apostrophes: `Ada` of `Ada's`, `they` of `they're`, `eau` of `l'eau`.

@@ -1,7 +1,6 @@
 //! Tests of the guarantees of the summariser.
 
 use super::*;
-use crate::domain::summary::words;
 use time::macros::datetime;
 
 fn entry(role: Role, name: Option<&str>, text: &str) -> TranscriptEntry {

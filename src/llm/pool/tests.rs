@@ -5,6 +5,7 @@ mod policies;
 mod random;
 
 use super::*;
+use crate::domain::consolidation::SummaryLimit;
 use crate::domain::message::Role;
 use crate::domain::transcript::{TranscriptEntry, TranscriptLine};
 use crate::llm::provider::{Completion, Extractive, FinishReason, Provider, Request};
@@ -77,14 +78,7 @@ fn entry(text: &str) -> TranscriptLine {
 async fn consolidate(pools: &ModelPools, pool: &str) -> Result<PoolResponse, LlmError> {
     let entries = [entry(&"Ada lives in Berlin. She has two cats. ".repeat(100))];
     pools
-        .complete(
-            pool,
-            Task::Consolidate {
-                lines: &entries,
-                sentences: 5,
-                limit: crate::domain::consolidation::SummaryLimit::Words(600),
-            },
-        )
+        .complete(pool, Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) })
         .await
 }
 

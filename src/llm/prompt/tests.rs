@@ -19,7 +19,7 @@ fn built_in_prompts_are_valid_and_versioned() {
     let consolidate = prompts.render(&Task::Consolidate {
         lines: &[entry("hello")],
         sentences: 7,
-        limit: crate::domain::consolidation::SummaryLimit::Words(600),
+        limit: SummaryLimit::Words(600),
     });
     assert!(consolidate.user.contains("about 7 sentences"));
     assert!(
@@ -29,18 +29,15 @@ fn built_in_prompts_are_valid_and_versioned() {
     );
     let time = time::macros::datetime!(2026-05-01 12:00 UTC);
     let line = TranscriptLine { time: Some(time), ..entry("hello") };
-    let consolidate = prompts.render(&Task::Consolidate {
-        lines: &[line],
-        sentences: 7,
-        limit: crate::domain::consolidation::SummaryLimit::Words(600),
-    });
+    let consolidate =
+        prompts.render(&Task::Consolidate { lines: &[line], sentences: 7, limit: SummaryLimit::Words(600) });
     assert!(consolidate.user.contains(
         "<conversation>\n{\"time\":\"Friday 2026-05-01 12:00 UTC\"}\n{\"role\":\"user\",\"text\":\"hello\"}\n"
     ));
     let meta = prompts.render(&Task::MetaConsolidate {
         summary: "Long.\n\nLonger.",
         sentences: 8,
-        limit: crate::domain::consolidation::SummaryLimit::Words(99),
+        limit: SummaryLimit::Words(99),
     });
     assert!(meta.user.contains("about 8 sentences"));
     assert!(meta.user.contains("\n\n<summary>\n\"Long.\\n\\nLonger.\"\n</summary>\n\n"));
@@ -53,19 +50,11 @@ fn built_in_prompts_are_valid_and_versioned() {
 fn placeholders_in_content_are_not_replaced() {
     let text = "{sentences} {conversation} {summary} {nonsense}";
     let user = built_in()
-        .render(&Task::Consolidate {
-            lines: &[entry(text)],
-            sentences: 5,
-            limit: crate::domain::consolidation::SummaryLimit::Words(600),
-        })
+        .render(&Task::Consolidate { lines: &[entry(text)], sentences: 5, limit: SummaryLimit::Words(600) })
         .user;
     assert!(user.contains(text), "{user}");
     let user = built_in()
-        .render(&Task::MetaConsolidate {
-            summary: text,
-            sentences: 5,
-            limit: crate::domain::consolidation::SummaryLimit::Words(99),
-        })
+        .render(&Task::MetaConsolidate { summary: text, sentences: 5, limit: SummaryLimit::Words(99) })
         .user;
     assert!(user.contains(text), "{user}");
 }
@@ -98,11 +87,8 @@ fn braces_around_anything_but_a_word_are_text() {
         ..config::Prompts::default()
     })
     .expect("valid");
-    let prompt = prompts.render(&Task::Consolidate {
-        lines: &[],
-        sentences: 6,
-        limit: crate::domain::consolidation::SummaryLimit::Words(600),
-    });
+    let prompt =
+        prompts.render(&Task::Consolidate { lines: &[], sentences: 6, limit: SummaryLimit::Words(600) });
     assert_eq!(prompt.system, "Like {\"a\": 1}, { x }, {}, { and 6}.");
 }
 
@@ -122,4 +108,17 @@ fn prompt_version_depends_on_the_text_of_each_template() {
     assert!(one.strip_prefix("custom-").is_some_and(|hex| hex.len() == 8), "{one}");
     assert_eq!(one, version("a", "b{conversation}"));
     assert_ne!(one, version("ab", "{conversation}"));
+}
+
+#[test]
+fn copy_of_a_prompt_is_recognised() {
+    let prompts = built_in();
+    let prompt = prompts.render(&Task::Consolidate {
+        lines: &[entry("Ada flies to Rome on 3 May.")],
+        sentences: 5,
+        limit: SummaryLimit::Words(600),
+    });
+    let first_line = prompt.system.lines().next().expect("a line");
+    assert!(prompts.is_copied_by(first_line) && prompts.is_copied_by(&format!("Sure! {first_line}")));
+    assert!(!prompts.is_copied_by("Ada flies to Rome on 3 May, and keeps what is useful later."));
 }

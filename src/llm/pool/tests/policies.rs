@@ -5,6 +5,7 @@ use super::{
     pools, settings, silence, status,
 };
 use crate::config;
+use crate::domain::consolidation::SummaryLimit;
 use crate::domain::transcript::TranscriptLine;
 use crate::llm::error::TimeoutPhase;
 use crate::llm::model::ModelSpec;
@@ -358,11 +359,7 @@ async fn prompt_that_is_too_long_is_divided_for_the_same_model() {
     ]);
     let capacity = pools.capacity("p");
     let entries = long_conversation();
-    let task = Task::Consolidate {
-        lines: &entries,
-        sentences: 5,
-        limit: crate::domain::consolidation::SummaryLimit::Words(600),
-    };
+    let task = Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) };
     let error = pools.complete("p", task).await.expect_err("the caller divides the batch");
     assert_eq!(labels(&error), [("small", "too_long")]);
     assert!(smaller.calls().is_empty() && large.calls().is_empty());
@@ -376,11 +373,7 @@ async fn prompt_that_is_too_long_for_all_models_lowers_the_capacity_to_a_minimum
     let smaller = config::Model { input_limit: 90_000, ..settings() };
     let pools = pool_of(vec![model("m0", provider.clone(), settings()), model("m1", provider, smaller)]);
     let entries = long_conversation();
-    let task = Task::Consolidate {
-        lines: &entries,
-        sentences: 5,
-        limit: crate::domain::consolidation::SummaryLimit::Words(600),
-    };
+    let task = Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) };
     let error = pools.complete("p", task).await.expect_err("too long");
     assert_eq!(labels(&error), [("m0", "too_long")]);
     assert!(error.is_prompt_too_long());
