@@ -71,12 +71,12 @@ async function seesWhatIsRecalledOmittedAndShortened({ browser, service }) {
   assert.deepEqual([total, parts.Recalled], [whole.tokens.total, whole.tokens.recall]);
   assert.equal(Object.values(parts).reduce((sum, value) => sum + value, 0), total);
   assert.deepEqual([(await coverage(tab, "Recalled"))[0], (await coverage(tab, "Omitted"))[0]], [list, "none"]);
-  await tab.fill("Budget (max_tokens)", "1500");
+  await tab.fill("Budget (max_tokens)", "2200");
   await tab.fill("Reserved tokens", "300");
   await tab.click("Build");
-  await tab.see("% of 1,200");
+  await tab.see("% of 1,900");
   const { omitted: [{ to_seq: last }], shortened: [{ tokens, sent_tokens: sent }] } =
-    (await service.post("/sessions/departures/context", { mode: "off", user_message, max_tokens: 1500, reserved_tokens: 300 })).coverage;
+    (await service.post("/sessions/departures/context", { mode: "off", user_message, max_tokens: 2200, reserved_tokens: 300 })).coverage;
   const red = "rgb(168, 32, 26)";
   assert.deepEqual([await coverage(tab, "Omitted"), await coverage(tab, "Shortened")],
     [[`101 to ${last} (max_tokens)`, red], [`123: ${tokens.toLocaleString("en")} to ${sent} tokens`, red]]);
@@ -117,7 +117,7 @@ async function seesThatABudgetIsTooSmall({ browser, service }) {
   await tab.click("Build");
   const problem = await tab.page.getByRole("alert").innerText();
   assert.match(problem, /max_tokens/);
-  await tab.fill("Budget (max_tokens)", "600");
+  await tab.fill("Budget (max_tokens)", "1300");
   await tab.click("Build");
   await tab.see(/^[0-9,]+ to [0-9,]+ \(max_tokens\)$/);
   await tab.close();

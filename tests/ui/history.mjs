@@ -85,7 +85,8 @@ async function placeOf(tab, seq) {
 }
 
 async function seesWhereMessagesAre({ browser, service }) {
-  await service.append("places", conversation(1, 60));
+  // The summary leaves a greeting out.
+  await service.append("places", conversation(1, 60).with(3, { role: "assistant", content: "Hi!" }));
   await service.consolidate("places");
   await service.call("DELETE", "/sessions/places/messages/50");
   const { sentences } = await service.get("/sessions/places/messages/2/placement");
@@ -94,7 +95,7 @@ async function seesWhereMessagesAre({ browser, service }) {
   await tab.see("Messages 2 to 51 of 60");
   const others = await Promise.all(Array.from({ length: 40 }, (_, index) => service.get(`/sessions/places/messages/${index + 1}/placement`)));
   const silent = others.find((placement) => placement.seq > 1 && placement.sentences.length === 0).seq;
-  assert.equal(await placeOf(tab, 2), `Summarised by revision 1; in the summary: “${sentences[0]}”`);
+  assert.equal(await placeOf(tab, 2), `Summarised by revision 1; in the summary: ${sentences.map((sentence) => `“${sentence}”`).join(" ")}`);
   assert.equal(await placeOf(tab, silent), "Summarised by revision 1; no sentence of the present summary comes from it");
   assert.equal(await placeOf(tab, 50), "Redacted");
   // By keyboard. The line follows the session, and the button keeps the focus.

@@ -4,11 +4,12 @@ import assert from "node:assert/strict";
 import { PHONE, Tab } from "./browser.mjs";
 import { conversation, HOSTILE } from "./service.mjs";
 
-/** Records a session with two revisions. */
+/** Records a session with two revisions. Its messages are so short that the second summary is not compressed. */
 async function recordTwoRevisions(service, id) {
-  await service.append(id, conversation(1, 60));
+  const brief = (first) => conversation(first, 60).map(({ role, content }) => ({ role, content: content.split(" ").slice(0, 4).join(" ") }));
+  await service.append(id, brief(1));
   await service.consolidate(id);
-  await service.append(id, conversation(61, 60));
+  await service.append(id, brief(61));
   await service.consolidate(id);
 }
 
