@@ -7,6 +7,7 @@ use crate::domain::search::analyzer::Analyzer;
 use crate::domain::tokens;
 use crate::http::{self, server};
 use crate::llm::check::{self, CheckReport};
+use crate::proxy::Proxy;
 use crate::service::keys::authenticator::Authenticator;
 use crate::service::{MemoryService, PoolNames, ServiceConfig};
 use crate::service::{RerankConfig, RetentionConfig};
@@ -103,8 +104,10 @@ impl App {
         let service = metrics.with_recorder(|| MemoryService::new(Arc::clone(&store), llm, config));
         let http_metrics = http::HttpMetrics::new(metrics.recorder());
         let limits = Arc::new(settings.limits.clone());
+        let proxy = metrics.with_recorder(|| Proxy::new(settings)).map_err(AppError::Setup)?;
+        let handle = metrics.handle();
         let router =
-            http::router(service.clone(), authenticator, metrics.handle(), http_metrics, &limits, server);
+            http::router(service.clone(), authenticator, handle, http_metrics, &limits, server, proxy);
         Ok(Self {
             service,
             metrics: metrics.handle(),

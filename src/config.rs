@@ -19,5 +19,6 @@ pub use load::{Flag, Loaded, Sources};
 pub use secret::{DatabaseUrl, Secret, SecretSource};
 pub use settings::{
     Consolidation, Database, EXTRACTIVE, Limits, Llm, Log, LogFormat, Memory, Model, OnFailure,
-    OutputLimitField, Pool, Prompts, Provider, ProviderKind, Search, Server, Settings, Strategy, Tokens,
+    OnUnavailable, OutputLimitField, Pool, Prompts, Provider, ProviderKind, Proxy, Search, Server, Settings,
+    Strategy, Tokens, Upstream,
 };

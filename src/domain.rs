@@ -76,6 +76,7 @@ pub mod message;
 pub mod message_metadata;
 pub mod recall;
 pub mod recall_block;
+pub mod reconcile;
 pub mod redaction;
 pub mod retention;
 pub mod revision;

@@ -8,13 +8,15 @@
 
 use crate::config;
 use crate::domain::api_key::Scope;
+use crate::proxy::Proxy;
 use crate::service::MemoryService;
 use crate::service::keys::authenticator::Authenticator;
 use access::{Access, RouteKind};
 use api_routes::ApiRoutes;
 use axum::extract::{MatchedPath, Request};
+use axum::http::Method;
 use axum::middleware::from_fn_with_state;
-use axum::routing::post;
+use axum::routing::{any, post};
 use axum::{Extension, Router};
 use layers::Guard;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -24,8 +26,8 @@ use middleware::origin_guard::OriginGuard;
 use middleware::security_headers;
 use routes::health::MetricsExporter;
 use routes::{
-    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, models, redactions,
-    retention, revisions, search, sessions, skills, sources, sync, tools, usage, users,
+    consolidations, contexts, exchanges, exports, forks, health, mcp, memory, messages, models, proxy,
+    redactions, retention, revisions, search, sessions, skills, sources, sync, tools, usage, users,
 };
 use std::future::ready;
 use std::sync::Arc;
@@ -84,6 +86,7 @@ fn buffered_routes() -> ApiRoutes {
         .route(READ, routes!(revisions::get))
         .route(READ, routes!(sources::list))
         .route(ADMIN, routes!(revisions::restore))
+        .route(READ, routes!(users::list))
         .route(ADMIN, routes!(users::erase))
         .route(READ, routes!(usage::get))
         .route(ADMIN, routes!(models::list))
@@ -101,8 +104,8 @@ fn buffered_routes() -> ApiRoutes {
         // Tools that write require the scope `write`. The handlers check it, because the scope depends on the tool.
         .route(READ, routes!(tools::call))
         .route(READ, routes!(skills::memory))
-        .undocumented_route(READ, "/mcp", post(mcp::serve))
-        .undocumented_route(READ, "/mcp/", post(mcp::serve))
+        .undocumented_route(READ, "/mcp", &[Method::POST], post(mcp::serve))
+        .undocumented_route(READ, "/mcp/", &[Method::POST], post(mcp::serve))
 }
 
 /// Returns the routes whose bodies are streams of any length. They are neither buffered nor limited in time.
@@ -120,6 +123,16 @@ fn operational_routes() -> ApiRoutes {
         .route(Access::KeyOrStale(Scope::Admin), routes!(health::metrics))
 }
 
+/// Returns the routes of model providers. While the store is unavailable, keys that were valid before stay valid, so that requests can be
+/// forwarded without memory.
+fn proxied_routes() -> ApiRoutes {
+    let access = Access::KeyOrStale(Scope::Write);
+    let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+    ApiRoutes::new(RouteKind::Proxied)
+        .undocumented_route(access, "/v1/{*path}", &methods, any(proxy::serve))
+        .undocumented_route(access, "/proxy/{session_id}/v1/{*path}", &methods, any(proxy::serve))
+}
+
 /// Returns the OpenAPI document, as it is committed in `openapi/openapi.json`.
 pub fn openapi() -> utoipa::openapi::OpenApi {
     openapi::document([buffered_routes(), streaming_routes(), operational_routes()])
@@ -133,9 +146,11 @@ pub fn router(
     http_metrics: HttpMetrics,
     limits: &Arc<config::Limits>,
     server: &config::Server,
+    proxy: Proxy,
 ) -> Router {
     let (buffered, streaming, operational) = (buffered_routes(), streaming_routes(), operational_routes());
-    let access = Arc::new(ApiRoutes::access_table([&buffered, &streaming, &operational]));
+    let proxied = proxied_routes();
+    let access = Arc::new(ApiRoutes::access_table([&buffered, &streaming, &operational, &proxied]));
     let table = Arc::clone(&access);
     let route_not_found = move |request: Request| {
         ready(error::route_not_found(request.method(), request.uri(), |path| table.has(path)))
@@ -168,6 +183,7 @@ pub fn router(
         .layer(from_fn_with_state(Arc::clone(&guard), layers::guard_page));
     let router = (buffered.into_router())
         .merge(streaming.into_router())
+        .merge(proxied.into_router().route_layer(Extension(Arc::new(proxy))))
         .merge(operational.into_router().route_layer(Extension(exporter)))
         .with_state(service)
         .fallback(route_not_found)

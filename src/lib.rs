@@ -1,7 +1,7 @@
 //! precis: a memory for LLM agents that fits their context window.
 //!
 //! ```text
-//! domain  <-  storage, llm  <-  service  <-  http  <-  app  <-  cli (main)
+//! domain  <-  storage, llm  <-  service  <-  proxy  <-  http  <-  app  <-  cli (main)
 //! ```
 //!
 //! - [`domain`]: types and rules without I/O, clock or randomness: when consolidation is due, where the history can be
@@ -9,6 +9,7 @@
 //! - [`storage`]: the store trait and its implementations for Postgres and SQLite. All SQL is here.
 //! - [`llm`]: pools of models, providers, prompts, and the validation of responses.
 //! - [`service`]: the memory service, for any store and any models.
+//! - [`proxy`]: requests of applications to model providers, which get a memory on the way.
 //! - [`http`]: the HTTP API. Its router shows all routes on one screen.
 //! - [`app`]: the composition root. [`config`] defines the settings, [`telemetry`] the log and the metrics.
 //!   [`trace_context`]: spans, and the context of traces in headers.
@@ -28,6 +29,7 @@ pub mod config;
 pub mod domain;
 pub mod http;
 pub mod llm;
+pub mod proxy;
 pub mod service;
 pub mod storage;
 pub mod telemetry;

@@ -60,6 +60,11 @@ pub trait Llm: Send + Sync + fmt::Debug {
     /// Dropping the future cancels the call.
     async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError>;
 
+    /// Executes the task in the same way, with the models of the pool that cost nothing. Returns `None` if it has none.
+    async fn complete_free(&self, _pool: &str, _task: Task<'_>) -> Option<Result<PoolResponse, LlmError>> {
+        None
+    }
+
     /// Returns the number of tokens of transcript lines ([`TranscriptLine::tokens`](crate::domain::transcript::TranscriptLine::tokens)) that one
     /// [`Task::Consolidate`] may contain so that the complete prompt is within the input limit of every model of the
     /// pool. The value decreases when a model turns out to accept less than its settings say, so smaller batches may

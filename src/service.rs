@@ -20,6 +20,7 @@ use keys::authenticator::Principal;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
@@ -50,6 +51,7 @@ mod sessions;
 mod sources;
 pub mod sync;
 pub mod tools;
+pub mod turns;
 
 /// The size from which a page of a list ends, whatever its number of items: a page of 1,000 messages could have gigabytes.
 pub const MAX_PAGE_BYTES: i64 = 4 * 1024 * 1024;
@@ -172,6 +174,8 @@ pub struct Parts {
     config: ServiceConfig,
     /// Running consolidations. They are separate tasks, so that they finish if their client disconnects.
     tasks: TaskTracker,
+    /// Relays of the proxy, which store a turn at their end.
+    turns: TaskTracker,
     /// Stops running consolidations.
     stop: CancellationToken,
     metrics: ServiceMetrics,
@@ -211,6 +215,7 @@ impl MemoryService {
             llm,
             config,
             tasks,
+            turns: TaskTracker::new(),
             stop,
             metrics,
             context_cache,
@@ -242,9 +247,18 @@ impl MemoryService {
         self.stop.cancel();
     }
 
+    /// Runs the relay of a turn to its end, even if its client disconnects or the service shuts down.
+    pub fn spawn_turn<T: Send + 'static>(
+        &self,
+        relay: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.turns.spawn(relay)
+    }
+
     /// Waits up to `timeout` for running consolidations, then stops the remaining ones and closes the store.
     pub async fn shut_down(&self, timeout: Duration) {
         self.tasks.close();
+        self.turns.close();
         if tokio::time::timeout(timeout, self.tasks.wait()).await.is_err() {
             self.stop_consolidations();
         }
@@ -254,6 +268,10 @@ impl MemoryService {
                 tasks = self.tasks.len(),
                 "consolidations did not stop in time; their leases will expire"
             );
+        }
+        // The clients of the remaining relays are disconnected, so each relay only stores the answer so far.
+        if tokio::time::timeout(CLOSE_TIMEOUT, self.turns.wait()).await.is_err() {
+            tracing::warn!(turns = self.turns.len(), "turns of the proxy were not stored in time");
         }
         // Closing waits for connections in use, which a hanging database never returns.
         if tokio::time::timeout(CLOSE_TIMEOUT, self.store.close()).await.is_err() {

@@ -47,6 +47,7 @@ mod store;
 mod usage;
 mod values;
 
+pub use crate::domain::exchange::StoredMessage;
 pub use api_keys::{NewApiKey, StoredApiKey};
 pub use backup::copy_sqlite;
 pub use consolidations::{LeaseCondition, NewRevision};
@@ -59,7 +60,7 @@ pub use memory::NewMemoryDocument;
 pub use records::{
     AppendOutcome, AppendRequest, ConnectionCounts, DatabaseFacts, ExchangeTerms, MemoryVersion, MessagePage,
     MessageQuery, MessageRange, Page, SearchFilter, SessionFilter, SessionHead, SessionOwner,
-    SessionPosition, StoreOptions, StoredMessage,
+    SessionPosition, StoreOptions,
 };
 pub use redactions::RedactionOutcome;
 pub use retention::{Candidate, CandidatePosition, CandidateScope, DefaultRetention, SessionRetention};

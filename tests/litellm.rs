@@ -132,7 +132,12 @@ async fn ask(pools: &ModelPools) -> Result<PoolResponse, LlmError> {
     pools
         .complete(
             "p",
-            Task::Consolidate { lines: &conversation(), sentences: 5, limit: SummaryLimit::Words(600) },
+            Task::Consolidate {
+                lines: &conversation(),
+                previous: "",
+                sentences: 5,
+                limit: SummaryLimit::Words(600),
+            },
         )
         .await
 }
@@ -155,7 +160,8 @@ async fn complete(provider: &HttpProvider, model: &str) -> Result<Completion, Mo
         idle_timeout: 60 * SECOND,
         ..config::Model::default()
     };
-    let task = Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) };
+    let task =
+        Task::Consolidate { lines: &entries, previous: "", sentences: 5, limit: SummaryLimit::Words(600) };
     let request = Request { model: &model, task, prompts: &prompts, memory: &CallMemory::default() };
     provider.complete(&request).await
 }

@@ -96,7 +96,8 @@ async fn complete_within(provider: &HttpProvider, token_timeout: Duration) -> Re
         idle_timeout: token_timeout,
         ..config::Model::default()
     };
-    let task = Task::Consolidate { lines: &lines, sentences: 5, limit: SummaryLimit::Words(600) };
+    let task =
+        Task::Consolidate { lines: &lines, previous: "", sentences: 5, limit: SummaryLimit::Words(600) };
     let request = Request { model: &model, task, prompts: &prompts, memory: &CallMemory::default() };
     tokio::time::timeout(PATIENCE, provider.complete(&request)).await.expect("it ends")
 }
@@ -226,7 +227,7 @@ async fn each_fault_becomes_an_error_that_does_not_quote_the_server() {
         (fail(400), "status", false),
         (fail(401), "unauthorized", false),
         (fail(403), "unauthorized", false),
-        (fail(404), "status", false),
+        (fail(404), "not_found", false),
         (fail(408), "status", true),
         (fail(409), "status", true),
         (fail(413), "too_long", false),

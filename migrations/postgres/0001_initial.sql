@@ -24,6 +24,7 @@ CREATE TABLE sessions (
     last_failure      text,
     window_tokens     bigint,
     window_fixed      bigint,
+    language          text COLLATE "C",    -- of its messages; null if it is not known
     -- Changes if the session is erased and created again, gets its user, or is rewound or redacted.
     incarnation       uuid NOT NULL DEFAULT gen_random_uuid(),
     -- The session and the message that a session was forked from. `rewind` marks the branch that a rewind of `forked_from`
@@ -53,6 +54,7 @@ CREATE INDEX sessions_by_activity ON sessions (tenant_id, activity_hour DESC);
 CREATE INDEX sessions_by_user ON sessions (tenant_id, user_id, activity_hour DESC);
 CREATE INDEX sessions_by_origin ON sessions (tenant_id, forked_from, activity_hour DESC) WHERE forked_from IS NOT NULL;
 CREATE INDEX sessions_by_lineage ON sessions (tenant_id, lineage) WHERE lineage IS NOT NULL;
+CREATE INDEX sessions_by_language ON sessions (tenant_id, language) WHERE language <> 'english';
 CREATE INDEX sessions_by_own_expiry ON sessions (tenant_id, own_expiry_hour) WHERE own_expiry_hour IS NOT NULL;
 CREATE INDEX sessions_by_branch_age ON sessions (tenant_id, branched_at) WHERE branched_at IS NOT NULL;
 

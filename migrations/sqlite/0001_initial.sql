@@ -21,6 +21,7 @@ CREATE TABLE sessions (
     last_failure      TEXT,
     window_tokens     INTEGER,
     window_fixed      INTEGER,
+    language          TEXT,
     incarnation       BLOB,
     forked_from       TEXT,
     forked_through    INTEGER,
@@ -48,6 +49,7 @@ CREATE INDEX sessions_by_lineage ON sessions (tenant_id, lineage) WHERE lineage 
 CREATE INDEX sessions_by_own_expiry ON sessions (tenant_id, own_expiry_hour) WHERE own_expiry_hour IS NOT NULL;
 CREATE INDEX sessions_by_branch_age ON sessions (tenant_id, branched_at) WHERE branched_at IS NOT NULL;
 CREATE INDEX sessions_by_import ON sessions (import_until) WHERE import_until IS NOT NULL;
+CREATE INDEX sessions_by_language ON sessions (tenant_id, language) WHERE language <> 'english';
 
 -- The id is also the id in the search index. `message` is the last column, because a long text is in pages of its own.
 CREATE TABLE messages (

@@ -6,6 +6,7 @@ use super::{check_models, store_options};
 use crate::config::Settings;
 use crate::domain::error_chain::ErrorChain;
 use crate::llm::http::build_http_client;
+use crate::proxy::Proxy;
 use crate::storage::{self, IndexState, Store, StoreError};
 use std::fmt;
 use std::io;
@@ -79,6 +80,7 @@ pub async fn examine(settings: &Settings, examination: &mut Examination) {
     let any_key = examine_database(settings, examination).await;
     examine_address(settings, any_key, examination).await;
     examine_models(settings, examination).await;
+    examine_upstreams(settings, examination).await;
 }
 
 fn examine_clock(examination: &mut Examination) {
@@ -336,5 +338,23 @@ async fn examine_models(settings: &Settings, examination: &mut Examination) {
             }
         }
         Err(error) => examination.add(Severity::Problem, PART, error.to_string()),
+    }
+}
+
+/// Calls every upstream of the proxy once.
+async fn examine_upstreams(settings: &Settings, examination: &mut Examination) {
+    const PART: &str = "proxy";
+    match Proxy::new(settings) {
+        Ok(proxy) => {
+            for (upstream, result) in proxy.check().await {
+                match result {
+                    Ok(text) => examination.add(Severity::Good, PART, format!("{upstream} {text}")),
+                    Err(problem) => {
+                        examination.add(Severity::Problem, PART, format!("{upstream}: {problem}"));
+                    }
+                }
+            }
+        }
+        Err(error) => examination.add(Severity::Problem, PART, error),
     }
 }

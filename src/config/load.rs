@@ -217,17 +217,25 @@ impl Settings {
             let api_key = SettingPath::llm("providers", name, "api_key");
             secrets.extend(provider.api_key.as_mut().map(|secret| (api_key, secret)));
             for (path, secret) in secrets {
-                secret.resolve(environment);
-                if let Err(reason) = secret.source()
-                    && used.contains(name)
-                {
-                    let path = secret.table_key().map_or(path.clone(), |key| path.child(key));
-                    violations.push(Violation { paths: vec![path.to_string()], message: reason.to_owned() });
-                }
+                violations.extend(resolve(secret, &path, environment).filter(|_| used.contains(name)));
             }
+        }
+        for (name, upstream) in [("openai", &mut self.proxy.openai), ("anthropic", &mut self.proxy.anthropic)]
+        {
+            let path = SettingPath::from("proxy").child(name).child("api_key");
+            let api_key = upstream.api_key.as_mut();
+            violations.extend(api_key.and_then(|secret| resolve(secret, &path, environment)));
         }
         violations
     }
+}
+
+/// Resolves the secret of a setting. Returns the reason for which there is none.
+fn resolve(secret: &mut Secret, path: &SettingPath, environment: &[(String, String)]) -> Option<Violation> {
+    secret.resolve(environment);
+    let message = secret.source().err()?.to_owned();
+    let path = secret.table_key().map_or(path.clone(), |key| path.child(key));
+    Some(Violation { paths: vec![path.to_string()], message })
 }
 
 /// Deserializes the settings. Removes each invalid value and tries again, so that all errors are found.

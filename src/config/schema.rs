@@ -35,7 +35,9 @@ static SETTINGS: LazyLock<BTreeMap<SettingPath, Kind>> = LazyLock::new(|| {
     for (path, value) in flatten(from_toml(toml::Value::Table(table))) {
         let mut pattern = pattern(&path);
         let kind = match (pattern.parts().as_slice(), value) {
-            (["llm", "providers", _, "api_key" | "headers", ..], _) => Kind::Secret,
+            (["llm", "providers", _, "api_key" | "headers", ..] | ["proxy", _, "api_key", ..], _) => {
+                Kind::Secret
+            }
             (["llm", "providers", _, "body", ..], _) => Kind::Any,
             (
                 ["llm", "models", _, "input_price" | "output_price"]
@@ -82,6 +84,7 @@ pub(super) fn has_user_names(section: &SettingPath) -> bool {
     matches!(
         section.parts().as_slice(),
         ["llm", "providers" | "models" | "pools"]
+            | ["proxy", "models"]
             | ["llm", "providers", _, "headers"]
             | ["llm", "providers", _, "body", ..]
     )
@@ -89,7 +92,10 @@ pub(super) fn has_user_names(section: &SettingPath) -> bool {
 
 /// Returns the section with a name of the user's choice that contains the setting: `llm.models.small`.
 pub(super) fn named_section(path: &SettingPath) -> Option<SettingPath> {
-    let is_named = matches!(path.parts().as_slice(), ["llm", "providers" | "models" | "pools", _, ..]);
+    let is_named = matches!(
+        path.parts().as_slice(),
+        ["llm", "providers" | "models" | "pools", _, ..] | ["proxy", "models", _, ..]
+    );
     is_named.then(|| SettingPath(path.0.iter().take(3).cloned().collect()))
 }
 

@@ -51,6 +51,7 @@ pub struct Settings {
     pub tokens: Tokens,
     pub search: Search,
     pub llm: Llm,
+    pub proxy: Proxy,
     pub log: Log,
 }
 
@@ -241,7 +242,7 @@ section! {
 section! {
     Search {
         enabled: bool = true,
-        language: Language = Language::English,
+        language: Language = Language::Auto,
         /// The pool that orders the best hits; empty: they are ordered by their words.
         rerank_pool: String = String::new(),
         /// Limits all attempts of the pool for one search, as its deadline does.
@@ -383,6 +384,64 @@ pub enum Strategy {
     Fallback,
     /// Each model in rotation. The others follow in the order of the list.
     RoundRobin,
+}
+
+section! {
+    /// Requests of applications to model providers, which get a memory on the way.
+    Proxy {
+        /// Tokens of a request with its answer; 0 = none.
+        context_window: u64 = 0,
+        on_unavailable: OnUnavailable = OnUnavailable::Forward,
+        /// By name or prefix of the model in a request; the longest one applies.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        models: BTreeMap<String, ProxyModel> = BTreeMap::new(),
+        /// The server for chat completions.
+        openai: Upstream = Upstream::default(),
+        /// The server for Anthropic's messages.
+        anthropic: Upstream = Upstream::default(),
+    }
+}
+
+section! {
+    ProxyModel {
+        context_window: u64 = 0,
+    }
+}
+
+section! {
+    Upstream {
+        /// An http(s) URL; `None` switches the route off.
+        base_url: Option<String> = None,
+        /// `None`: the key of the client is forwarded.
+        api_key: Option<Secret> = None,
+    }
+}
+
+/// The reaction of the proxy if the memory cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnUnavailable {
+    /// The request is forwarded unchanged.
+    Forward,
+    /// The request fails.
+    Reject,
+}
+
+impl Proxy {
+    /// Returns the upstreams with the names of their sections.
+    #[must_use]
+    pub fn upstreams(&self) -> [(&'static str, &Upstream); 2] {
+        [("openai", &self.openai), ("anthropic", &self.anthropic)]
+    }
+
+    /// Returns the window of a model in tokens, if it has one.
+    #[must_use]
+    pub fn window(&self, model: &str) -> Option<i64> {
+        let of_model = self.models.iter().filter(|(name, _)| model.starts_with(name.as_str()));
+        let of_model = of_model.max_by_key(|(name, _)| name.len()).map(|(_, model)| model.context_window);
+        let window = of_model.unwrap_or(self.context_window);
+        i64::try_from(window).ok().filter(|window| *window > 0)
+    }
 }
 
 section! {

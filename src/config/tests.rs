@@ -301,7 +301,7 @@ fn example_contains_every_setting_with_its_default() {
     assert_eq!(printed(&loaded.settings), printed(&Settings::default()));
 
     let example = schema::example_with_optional_settings();
-    let loaded = file(&example).environment(&[("OPENAI_API_KEY", "a")]).load();
+    let loaded = file(&example).environment(&[("OPENAI_API_KEY", "a"), ("ANTHROPIC_API_KEY", "b")]).load();
     for (path, _) in entries(&loaded.settings) {
         assert!(schema::kind(&path).is_some(), "{path} is missing in precis.example.toml");
     }

@@ -47,6 +47,16 @@ pub(super) fn validate(settings: &Settings) -> Vec<Violation> {
             violations.add([SettingPath::llm("providers", name, "base_url")], problem);
         }
     }
+    for (name, upstream) in settings.proxy.upstreams() {
+        let path = SettingPath::from("proxy").child(name);
+        if let Some(problem) = upstream.base_url.as_deref().and_then(upstream_error) {
+            violations.add([path.child("base_url")], problem);
+        }
+        if upstream.api_key.is_some() && upstream.base_url.is_none() {
+            violations
+                .add([path.child("api_key")], "has no effect without base_url: set it, or leave out the key");
+        }
+    }
     if !settings.memory.default_user.is_empty()
         && let Err(error) = UserId::new(&*settings.memory.default_user)
     {
@@ -70,7 +80,8 @@ impl Violations {
             let (min, max, hint) = match *path.parts() {
                 ["llm", "providers", _, "body", ..] => continue,
                 ["llm", "models", _, "retries" | "max_queued_calls"]
-                | ["consolidation", "context_window"]
+                | ["consolidation" | "proxy", "context_window"]
+                | ["proxy", "models", _, "context_window"]
                 | ["recall", "max_tokens"]
                 | ["limits", "requests_per_second" | "request_burst" | "max_context_cache_bytes"] => {
                     (0, u64::MAX, "")
@@ -389,6 +400,12 @@ fn base_url_error(base_url: &str) -> Option<&'static str> {
         ),
         Ok(_) => None,
     }
+}
+
+/// Returns the problem of the base URL of an upstream. Requests bring queries of their own.
+fn upstream_error(base_url: &str) -> Option<&'static str> {
+    let query = || Url::parse(base_url).is_ok_and(|url| url.query().is_some());
+    base_url_error(base_url).or_else(|| query().then_some("must have no query: leave out ? and what follows"))
 }
 
 /// Returns `true` if a parameter has a name that is typical of secrets, or a name with an escape, which may spell one.

@@ -3,6 +3,7 @@
 use super::format;
 use super::id::UserId;
 use super::message::Message;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -26,6 +27,34 @@ pub struct Exchange {
     pub message_times: Vec<Option<OffsetDateTime>>,
     /// The `seq` that the last message of the session must have; 0 means that the session must have no message.
     pub expected_last_seq: Option<i64>,
+}
+
+/// The data that is stored with a message in addition to its JSON. [`StoredMessage`] has the same fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessageFacts {
+    /// `None` is the time of the store.
+    #[serde(with = "time::serde::timestamp::microseconds::option")]
+    pub created_at: Option<OffsetDateTime>,
+    /// Time at which the content of the message was removed.
+    #[serde(with = "time::serde::timestamp::microseconds::option")]
+    pub redacted_at: Option<OffsetDateTime>,
+}
+
+/// A message of the history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredMessage {
+    pub seq: i64,
+    pub created_at: OffsetDateTime,
+    /// Time at which the content of the message was removed.
+    pub redacted_at: Option<OffsetDateTime>,
+    /// The JSON of the client without the white space between its tokens, or the redacted message.
+    pub json: String,
+}
+
+impl StoredMessage {
+    pub fn facts(&self) -> MessageFacts {
+        MessageFacts { created_at: Some(self.created_at), redacted_at: self.redacted_at }
+    }
 }
 
 /// An idempotency key. Two requests with the same key are the same request, sent twice.

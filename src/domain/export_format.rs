@@ -11,6 +11,7 @@
 //! counted again by the reader, because stored counts must come from this version's tokenizer. To add a field to a line,
 //! give it a default, so that older exports can be read. To change the meaning of a field, raise [`VERSION`].
 
+use super::exchange::{MessageFacts, StoredMessage};
 use super::json;
 use super::limits::SizeLimits;
 use super::revision::{Provenance, Revision};
@@ -139,14 +140,9 @@ impl ExportWriter {
         })
     }
 
-    pub fn message(
-        &mut self,
-        seq: i64,
-        created_at: OffsetDateTime,
-        redacted_at: Option<OffsetDateTime>,
-        json: &str,
-    ) -> Result<String, serde_json::Error> {
+    pub fn message(&mut self, message: &StoredMessage) -> Result<String, serde_json::Error> {
         self.messages += 1;
+        let StoredMessage { seq, created_at, redacted_at, ref json } = *message;
         self.line(&MessageLine { seq, created_at, redacted_at, message: serde_json::from_str(json)? })
     }
 
@@ -183,8 +179,9 @@ impl Fingerprint {
         Self { hash: Sha256::new(), messages_only }
     }
 
-    pub fn message(&mut self, seq: i64, created_at: OffsetDateTime, json: &str) {
-        let nanos = if self.messages_only { 0 } else { created_at.unix_timestamp_nanos() };
+    pub fn message(&mut self, seq: i64, facts: &MessageFacts, json: &str) {
+        let created_at = facts.created_at.filter(|_| !self.messages_only);
+        let nanos = created_at.map_or(0, OffsetDateTime::unix_timestamp_nanos);
         self.hash.update(format!("{seq} {nanos} {json}\n"));
     }
 

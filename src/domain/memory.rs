@@ -1,5 +1,6 @@
 //! The memory document: one Markdown document per user, written by the agent and always replaced as a whole.
 
+use super::id::UserId;
 use serde::Serialize;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -14,6 +15,17 @@ pub struct MemoryDocument {
     pub words: i64,
     pub tokens: i64,
     pub created_at: OffsetDateTime,
+}
+
+/// A user with a memory document, and the size of the document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryOwner {
+    pub user: UserId,
+    pub version: i64,
+    pub words: i64,
+    pub tokens: i64,
+    /// Time at which the present version was written.
+    pub updated_at: OffsetDateTime,
 }
 
 /// The way in which a version of a memory document was written.

@@ -3,6 +3,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | [`analyzer`] | splits a text into terms |
+//! | [`language`] | detects the language of a text |
 //! | [`text`] | extracts the searchable text of a message |
 //! | [`query`] | parses the query language |
 //! | [`index_terms`] | lists the terms of a message in the index, and writes queries for them |
@@ -18,6 +19,7 @@ use super::id::SessionId;
 
 pub mod analyzer;
 pub mod index_terms;
+pub mod language;
 pub mod matcher;
 pub mod query;
 pub mod rank;

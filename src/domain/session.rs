@@ -1,6 +1,7 @@
 //! The state of a session, without its messages.
 
 use super::id::{SessionId, UserId};
+use super::search::language::Language;
 use super::{summary, tokens};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -42,6 +43,8 @@ pub struct Session {
     pub consolidation: ConsolidationState,
     /// The window of its latest context request, if that had one. Work in the background depends on it.
     pub window: Option<Window>,
+    /// The language that its first messages were recognised to be in. Search analyses the session by it.
+    pub language: Option<Language>,
     /// The session that it was copied from.
     pub forked_from: Option<ForkOrigin>,
     /// Identifies the session beyond its id: it changes if the session is erased and created again, if it

@@ -63,6 +63,14 @@ pub fn append(existing: &str, new: &str) -> String {
     }
 }
 
+/// Returns the last sentences of a summary that have at most `max_bytes`; the end of the last one if that is longer.
+pub fn ending(text: &str, max_bytes: usize) -> &str {
+    let from = text.len().saturating_sub(max_bytes);
+    let mut starts = std::iter::once(0).chain(sentence_ends(text));
+    let start = starts.find(|start| (from..text.len()).contains(start));
+    text.get(start.unwrap_or_else(|| text.ceil_char_boundary(from))..).unwrap_or_default().trim()
+}
+
 /// Divides a summary into groups of paragraphs of at most `capacity` tokens, for a model that compresses one group at a time. A
 /// summary that fits is one group, unchanged. A paragraph that is too large is split after a sentence, and a sentence that is too
 /// large is split at white space if possible.
@@ -183,6 +191,14 @@ mod tests {
             assert!(groups.len() > 1 && groups.iter().all(|group| size(group) <= 400), "{long}");
             assert_eq!(groups.concat(), long);
         }
+    }
+
+    #[test]
+    fn ending_begins_with_a_sentence_if_possible() {
+        assert_eq!(ending("One. Two.\nThree is here.", 100), "One. Two.\nThree is here.");
+        assert_eq!(ending("One. Two.\nThree is here.", 17), "Three is here.");
+        assert_eq!(ending("Ein langes Ö ohne Ende", 11), "ohne Ende");
+        assert_eq!(ending("", 10), "");
     }
 
     #[test]

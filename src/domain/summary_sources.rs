@@ -201,8 +201,7 @@ impl Vocabulary {
 
 /// Returns the terms of a segment, each with its unstemmed form.
 fn forms(analyzer: Analyzer, raw: &str) -> impl Iterator<Item = (Arc<str>, Arc<str>)> {
-    let tokens = analyzer.tokens(raw).into_iter().filter(|token| !token.is_unigram);
-    tokens.map(|token| (token.term, token.unstemmed))
+    analyzer.words(raw).map(|token| (token.term, token.unstemmed))
 }
 
 fn is_item_number(form: &str) -> bool {

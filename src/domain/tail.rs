@@ -66,6 +66,21 @@ impl Tail {
         Some(tail)
     }
 
+    /// Returns the messages through `last_seq`, followed by `messages`, which are not stored.
+    #[must_use]
+    pub fn continued(&self, last_seq: i64, messages: &[Message], tokens: impl Fn(&Message) -> i64) -> Self {
+        let mut tail = self.clone();
+        let kept = usize::try_from(last_seq + 1 - self.first_seq).unwrap_or(0);
+        tail.metadata.truncate(kept);
+        tail.json.truncate(kept);
+        if tail.is_empty() {
+            tail.first_seq = last_seq + 1;
+        }
+        tail.metadata.extend(messages.iter().map(|message| MessageMetadata::new(message, tokens(message))));
+        tail.json.extend(messages.iter().map(|message| Arc::from(message.json())));
+        tail
+    }
+
     /// Replaces the message at a position by another one with these tokens.
     pub fn replace(&mut self, position: usize, message: &Message, tokens: i64) {
         if let Some((metadata, json)) = self.metadata.get_mut(position).zip(self.json.get_mut(position)) {

@@ -32,6 +32,8 @@ pub(super) enum RouteKind {
     Buffered,
     /// Admission control only: the bodies are streams.
     Streaming,
+    /// Admission control and buffered body. The response is that of a model, which takes its time.
+    Proxied,
     /// Authentication only.
     Operational,
 }

@@ -38,15 +38,18 @@ impl ApiRoutes {
         self
     }
 
-    /// Adds a POST route that describes itself: it is not part of the document.
+    /// Adds a route of another protocol for these methods. It is not part of the document.
     pub(super) fn undocumented_route(
         mut self,
         access: Access,
         path: &str,
-        methods: MethodRouter<MemoryService>,
+        methods: &[Method],
+        handler: MethodRouter<MemoryService>,
     ) -> Self {
-        self.access.insert(path, Method::POST, access, self.kind);
-        self.router = self.router.route(path, methods);
+        for method in methods {
+            self.access.insert(path, method.clone(), access, self.kind);
+        }
+        self.router = self.router.route(path, handler);
         self
     }
 

@@ -17,6 +17,7 @@ use crate::domain::sync::Divergence;
 use crate::domain::tokens::Tokenizer;
 use crate::domain::tool::{Tool, ToolError};
 use crate::domain::validation::FieldError;
+use crate::proxy::ProxyError;
 use crate::service::{Error, StoreError};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -529,6 +530,57 @@ impl From<Error> for Problem {
             }
             Error::Overloaded(overloaded) => Self::overloaded(overloaded),
             Error::Store(error) => Self::from_store(&error),
+        }
+    }
+}
+
+/// Errors of the proxy; those of upstreams are relayed.
+impl From<ProxyError> for Problem {
+    fn from(error: ProxyError) -> Self {
+        use StatusCode as S;
+        let title = "The upstream cannot be used";
+        match error {
+            ProxyError::Off(upstream) => {
+                let detail = format!(
+                    "This service forwards no requests of this kind: proxy.{upstream}.base_url is not set. Set it, or send the \
+                     request to the provider."
+                );
+                Self::new(S::NOT_FOUND, "upstream-not-configured", "No upstream", detail)
+            }
+            ProxyError::KeyOfPrecis(upstream) => {
+                let detail = format!(
+                    "The request has an API key of precis where the upstream expects one of its own. Nothing was forwarded. Send \
+                     the key of the provider there and that of precis in x-precis-key, or set proxy.{upstream}.api_key."
+                );
+                Self::new(S::UNAUTHORIZED, "unauthorized", "Unauthorized", detail)
+            }
+            ProxyError::Path => Self::bad_request(
+                "The path leads out of the API of the upstream. Leave out `..` and its encoded forms.",
+            ),
+            ProxyError::InvalidId(name, invalid) => Self::invalid_field(name, invalid.to_string()),
+            ProxyError::SecretUnavailable(reason) => {
+                tracing::error!(reason, "failed to read the API key of an upstream");
+                let detail = "The API key of the upstream is unavailable. The log has the reason.";
+                Self::new(S::BAD_GATEWAY, "upstream-unavailable", title, detail)
+            }
+            ProxyError::Unreachable(why) => {
+                tracing::warn!(why, "failed to call an upstream");
+                let detail = format!(
+                    "The upstream is unreachable: {why}. Nothing was stored. Check its base_url with `precis doctor`."
+                );
+                Self::new(S::BAD_GATEWAY, "upstream-unavailable", title, detail)
+            }
+            ProxyError::Redirect => {
+                let detail = "The upstream redirects, and a request may only go to the configured server. Nothing was stored. Correct \
+                    its base_url.";
+                Self::new(S::BAD_GATEWAY, "upstream-unavailable", title, detail)
+            }
+            ProxyError::Timeout => {
+                let detail = "The upstream did not begin to answer in time. Nothing was stored. Retry.";
+                Self::new(S::GATEWAY_TIMEOUT, "upstream-timeout", title, detail)
+            }
+            ProxyError::Slow(limit) => Self::timeout(limit),
+            ProxyError::Service(error) => error.into(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Extractors: requests as values, with problem documents instead of axum's plain-text rejections.
 
 use super::error::Problem;
-use super::headers::is_json;
+use super::headers::{X_PRECIS_SESSION, X_PRECIS_USER, is_json};
 use super::json;
 use super::middleware::admission::COPIES_OF_BODY;
 use super::path::percent_decode;
@@ -9,7 +9,7 @@ use crate::blocking;
 use crate::capacity;
 use crate::config::Limits;
 use crate::domain::api_key::KeyId;
-use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::id::{InvalidId, SessionId, TenantId, UserId};
 use crate::domain::json::field_error_from_serde;
 use crate::domain::json_validation::MAX_JSON_VALUES;
 use crate::domain::tool::Tool;
@@ -19,8 +19,8 @@ use crate::service::keys::authenticator::Principal;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
-use axum::http::Uri;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, Uri};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error as ValueError, MapDeserializer};
@@ -119,6 +119,27 @@ pub(super) struct UserPath {
 pub(super) fn user_id(id: Option<String>, errors: &mut Vec<FieldError>) -> Option<UserId> {
     let id = id.map(UserId::new).transpose();
     id.map_err(|error| errors.push(FieldError::new("user_id", error.to_string()))).unwrap_or_default()
+}
+
+/// Reads session and user from the headers of precis, for clients that send requests of other protocols.
+pub(super) fn ids_from_headers(headers: &HeaderMap) -> Result<(Option<SessionId>, Option<UserId>), Problem> {
+    fn id<T: TryFrom<String, Error = InvalidId>>(
+        headers: &HeaderMap,
+        name: &HeaderName,
+    ) -> Result<Option<T>, FieldError> {
+        let error = |detail: String| FieldError { field: name.to_string(), detail };
+        let mut values = headers.get_all(name).iter();
+        let Some(value) = values.next() else {
+            return Ok(None);
+        };
+        if values.next().is_some() {
+            return Err(error("given twice: send it once".to_owned()));
+        }
+        let text = std::str::from_utf8(value.as_bytes()).ok().and_then(percent_decode);
+        let text = text.ok_or_else(|| error("must be percent-encoded UTF-8, as in a path".to_owned()))?;
+        T::try_from(text).map(Some).map_err(|invalid| error(invalid.to_string()))
+    }
+    Ok((id(headers, &X_PRECIS_SESSION)?, id(headers, &X_PRECIS_USER)?))
 }
 
 /// The parameters in the path.

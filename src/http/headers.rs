@@ -8,14 +8,16 @@ pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-i
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Tells that the response to an exchange is that of an earlier request.
 pub(super) const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-/// The session of an MCP connection, percent-encoded as in a path.
-pub(super) const MCP_SESSION: HeaderName = HeaderName::from_static("x-precis-session");
-/// The user of an MCP connection, percent-encoded as in a path.
-pub(super) const MCP_USER: HeaderName = HeaderName::from_static("x-precis-user");
+/// The session of a request by MCP or by the proxy, percent-encoded as in a path.
+pub(super) const X_PRECIS_SESSION: HeaderName = HeaderName::from_static("x-precis-session");
+/// The user of a request by MCP or by the proxy, percent-encoded as in a path.
+pub(super) const X_PRECIS_USER: HeaderName = HeaderName::from_static("x-precis-user");
+/// The API key of precis, if `authorization` has the key for an upstream of the proxy.
+pub(super) const X_PRECIS_KEY: HeaderName = HeaderName::from_static("x-precis-key");
 /// The headers of MCP that pages of other origins must be allowed to send.
 pub(super) const MCP_HEADERS: [HeaderName; 5] = [
-    MCP_SESSION,
-    MCP_USER,
+    X_PRECIS_SESSION,
+    X_PRECIS_USER,
     HeaderName::from_static("mcp-protocol-version"),
     HeaderName::from_static("mcp-method"),
     HeaderName::from_static("mcp-name"),

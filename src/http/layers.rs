@@ -5,18 +5,21 @@
 
 use super::access::{Access, AccessTable, RouteKind};
 use super::error::{self, Problem};
+use super::headers::X_PRECIS_KEY;
 use super::middleware::admission::Admission;
 use super::middleware::auth::Auth;
 use super::middleware::body_limits;
 use super::middleware::metrics::HttpMetrics;
 use super::middleware::request_id::AccessLog;
 use super::middleware::security_headers::set_security_headers;
+use super::routes::proxy::ClientHeaders;
 use crate::capacity::{self, Held, Work};
 use crate::config::Limits;
 use crate::domain::api_key::Scope;
+use crate::proxy::session::key_of_precis;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::header::{HOST, TRANSFER_ENCODING};
+use axum::http::header::{AUTHORIZATION, HOST, TRANSFER_ENCODING};
 use axum::http::{HeaderValue, Method, StatusCode, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -87,15 +90,20 @@ impl Guard {
             self.auth.authenticate(&mut request, access).await?;
             return Ok(next.run(request).await);
         }
+        if kind == RouteKind::Proxied {
+            use_key_of_precis(&mut request);
+        }
         let (in_flight, work) = match self.admit(&mut request, access).await {
             Ok(admitted) => admitted,
             Err(problem) => return Err(body_limits::discard_body(request, problem).boxed().await),
         };
-        let response = if kind == RouteKind::Buffered {
-            let response = timeout(self.request_timeout, self.serve_buffered(work, request, next)).await;
-            response.map_err(|_| Problem::timeout(self.request_timeout))??
-        } else {
-            self.serve_streaming(work, request, next).boxed().await?
+        let response = match kind {
+            RouteKind::Buffered => {
+                let response = timeout(self.request_timeout, self.serve_buffered(work, request, next)).await;
+                response.map_err(|_| Problem::timeout(self.request_timeout))??
+            }
+            RouteKind::Proxied => self.serve_buffered(work, request, next).boxed().await?,
+            _ => self.serve_streaming(work, request, next).boxed().await?,
         };
         Ok(body_limits::hold_until_sent(in_flight, response))
     }
@@ -133,6 +141,23 @@ impl Guard {
         let response = capacity::scope(work, next.run(request)).await;
         Ok(body_limits::hold_until_sent(export, response))
     }
+}
+
+/// Puts the key of precis into `authorization`, in which a client of the proxy can have the key for the upstream. The handler gets the headers
+/// of the client.
+fn use_key_of_precis(request: &mut Request) {
+    let mut headers = request.headers().clone();
+    let own = headers.get(X_PRECIS_KEY).cloned();
+    let key = || HeaderValue::try_from(format!("Bearer {}", key_of_precis(&headers)?)).ok();
+    let key = own.map_or_else(key, |key| HeaderValue::try_from([b"Bearer ", key.as_bytes()].concat()).ok());
+    let authorization = match key {
+        Some(key) => request.headers_mut().insert(AUTHORIZATION, key),
+        None => request.headers_mut().remove(AUTHORIZATION),
+    };
+    if let Some(authorization) = authorization {
+        headers.insert(AUTHORIZATION, authorization);
+    }
+    request.extensions_mut().insert(ClientHeaders(headers));
 }
 
 /// Rejects messages that HTTP/1.1 does not permit, or whose body is encoded. A proxy in front of the service may read them in

@@ -64,7 +64,7 @@ pub(super) fn invalid_position() -> Problem {
     Problem::invalid_field("cursor", "must be the value of next of an earlier page")
 }
 
-/// The parameters of a list of numbered items.
+/// The parameters of a list of numbered or named items.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -87,7 +87,12 @@ impl PageParams {
         self.read(0)
     }
 
-    fn read(&self, first_page: i64) -> Result<(i64, i64), Problem> {
+    /// Returns the number of items, and the name after which the page begins; empty on the first page.
+    pub(super) fn read_named(&self) -> Result<(i64, String), Problem> {
+        self.read(String::new())
+    }
+
+    fn read<T: DeserializeOwned>(&self, first_page: T) -> Result<(i64, T), Problem> {
         let position = decode_position(self.cursor.as_deref())?;
         Ok((page_size(self.limit), position.unwrap_or(first_page)))
     }

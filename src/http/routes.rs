@@ -10,6 +10,7 @@ pub(super) mod mcp;
 pub(super) mod memory;
 pub(super) mod messages;
 pub(super) mod models;
+pub(super) mod proxy;
 pub(super) mod redactions;
 pub(super) mod retention;
 pub(super) mod revisions;

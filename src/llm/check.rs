@@ -61,13 +61,15 @@ async fn call(spec: &ModelSpec, prompts: &Prompts) -> Result<Completion, ModelEr
     let settings = &spec.settings;
     let text = "I fly to Rome on 3 May, with two bags.".to_owned();
     let entries = [TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }.into()];
-    let task = Task::Consolidate { lines: &entries, sentences: 1, limit: SummaryLimit::Words(100) };
+    let task =
+        Task::Consolidate { lines: &entries, previous: "", sentences: 1, limit: SummaryLimit::Words(100) };
     let request = Request { model: settings, task, prompts, memory: &CallMemory::default() };
     let result = timeout(settings.timeout, spec.provider.complete(&request)).await;
     let completion = result.unwrap_or(Err(ModelError::Timeout(TimeoutPhase::Total, settings.timeout)))?;
     let text = reasoning::strip_reasoning(&completion.text);
     // The answer to a single short message may be longer than the message.
-    let any_length = Task::Consolidate { lines: &[], sentences: 1, limit: SummaryLimit::Words(100) };
+    let any_length =
+        Task::Consolidate { lines: &[], previous: "", sentences: 1, limit: SummaryLimit::Words(100) };
     response_check::check_response(text, completion.finish_reason, &any_length)
         .map_err(ModelError::Rejected)?;
     Ok(completion)

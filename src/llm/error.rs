@@ -109,6 +109,9 @@ impl ModelError {
             Self::Timeout(..) => "timeout",
             Self::Status { status: 429, .. } => "rate_limited",
             Self::Status { status: 401 | 403, .. } => "unauthorized",
+            Self::Status { status: 404, .. } | Self::Status { code: Some("model_not_found"), .. } => {
+                "not_found"
+            }
             Self::Status { status: 500.., .. } => "server_error",
             Self::Status { .. } => "status",
             Self::PromptTooLong => "too_long",
@@ -127,11 +130,12 @@ impl ModelError {
     }
 
     /// All values of [`ModelError::label`].
-    pub const LABELS: [&str; 18] = [
+    pub const LABELS: [&str; 19] = [
         "connection",
         "timeout",
         "rate_limited",
         "unauthorized",
+        "not_found",
         "server_error",
         "status",
         "too_long",
@@ -211,6 +215,9 @@ pub enum Rejection {
     /// A summary that is longer than the conversation.
     #[error("longer than its input")]
     TooLong,
+    /// A single word for a long conversation, or for a long summary.
+    #[error("one word for a long input")]
+    TooShort,
     /// A refusal, an answer to the user, or another text about something else.
     #[error("its words are not those of its input")]
     Unsupported,

@@ -34,6 +34,7 @@ pub mod openai;
 mod response;
 mod stream_timeouts;
 
+pub(crate) use response::MAX_RESPONSE_BYTES;
 pub use response::{ParsedResponse, ResponseBuilder};
 pub use stream_timeouts::StreamTimeouts;
 
@@ -137,11 +138,7 @@ impl HttpProvider {
         for (name, prefix, secret) in key.chain(self.headers.iter().map(|(name, value)| (name, "", value))) {
             let unavailable =
                 |reason: &str| ModelError::SecretUnavailable(format!("header {name}: {reason}"));
-            let secret = secret.read().await.map_err(|reason| unavailable(&reason))?;
-            let mut value = HeaderValue::try_from(format!("{prefix}{}", secret.expose_secret()))
-                .map_err(|_| unavailable("the secret contains a character that a header cannot"))?;
-            value.set_sensitive(true);
-            headers.insert(name, value);
+            headers.insert(name, secret.header(prefix).await.map_err(|reason| unavailable(&reason))?);
         }
         Ok(headers)
     }
@@ -287,7 +284,7 @@ async fn count_tokens(prompt: Prompt, text: &str) -> CallTokens {
 
 /// A secret that is read again for each call, so that a key can be replaced while the service runs.
 #[derive(Debug)]
-struct CachedSecret {
+pub struct CachedSecret {
     /// The error is the reason for which the secret was unavailable at start. The settings allow that only for a
     /// provider that no pool uses.
     source: Result<SecretSource, String>,
@@ -295,9 +292,19 @@ struct CachedSecret {
 }
 
 impl CachedSecret {
-    fn new(secret: &Secret) -> Self {
+    #[must_use]
+    pub fn new(secret: &Secret) -> Self {
         let source = secret.source().cloned().map_err(str::to_owned);
         Self { source, last: Mutex::new(None) }
+    }
+
+    /// Returns the value of a header with the current secret after a prefix; the error is the reason why there is none.
+    pub async fn header(&self, prefix: &str) -> Result<HeaderValue, String> {
+        let value = HeaderValue::try_from(format!("{prefix}{}", self.read().await?.expose_secret()));
+        let mut value =
+            value.map_err(|_| "the secret contains a character that a header cannot".to_owned())?;
+        value.set_sensitive(true);
+        Ok(value)
     }
 
     /// Returns the current secret. A file that is missing or empty may be in the course of being replaced, so its

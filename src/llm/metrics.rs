@@ -17,6 +17,7 @@ const WAITING: &str = "precis_llm_calls_waiting";
 const BREAKER: &str = "precis_llm_breaker_state";
 
 /// The metrics of one model.
+#[derive(Debug)]
 pub(super) struct ModelMetrics {
     /// Number of ended calls.
     pub(super) calls: Counter,
@@ -74,13 +75,6 @@ impl ModelMetrics {
             CircuitState::HalfOpen => 1.0,
             CircuitState::Open => 2.0,
         });
-    }
-}
-
-/// The metric types do not implement `Debug`.
-impl std::fmt::Debug for ModelMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ModelMetrics").finish_non_exhaustive()
     }
 }
 

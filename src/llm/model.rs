@@ -16,7 +16,6 @@ use super::{reasoning, response_check};
 use crate::config;
 use crate::trace_context::step;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -75,8 +74,8 @@ pub(super) struct Model {
     retry_not_before: Mutex<Option<Instant>>,
     last_success_at: Mutex<Option<OffsetDateTime>>,
     last_failure: Mutex<Option<FailureStatus>>,
-    /// `true` after the provider rejected the API key, until a call succeeds.
-    is_refused: AtomicBool,
+    /// Set after the provider rejected the API key or the name of the model, until a call succeeds.
+    refusal: Mutex<Option<String>>,
     /// The input limit that the provider's errors imply, and the time of the last such error.
     observed_input_limit: Mutex<Option<(usize, Instant)>>,
 }
@@ -97,10 +96,18 @@ impl Model {
             retry_not_before: Mutex::new(None),
             last_success_at: Mutex::new(None),
             last_failure: Mutex::new(None),
-            is_refused: AtomicBool::new(false),
+            refusal: Mutex::new(None),
             observed_input_limit: Mutex::new(None),
             spec,
         }
+    }
+
+    /// Returns `true` if calls cost nothing: for the built-in summariser, and with prices of 0 in the settings.
+    pub(super) fn is_free(&self) -> bool {
+        let config::Model { input_price, output_price, .. } = &self.spec.settings;
+        let has_no_price =
+            input_price.zip(*output_price).is_some_and(|(input, output)| input + output <= 0.0);
+        !self.spec.provider.is_prompted() || has_no_price
     }
 
     /// Returns the maximum number of tokens of a prompt: the configured or the observed limit.
@@ -144,6 +151,7 @@ impl Model {
             output_price: settings.output_price,
             last_success_at: *self.last_success_at.lock().unwrap_or_else(PoisonError::into_inner),
             last_failure: self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            refusal: self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 
@@ -320,26 +328,34 @@ impl Model {
             _ => {}
         }
         self.metrics.set_circuit_state(self.breaker.state());
-        self.warn_of_refusal(error);
+        self.note_refusal(error);
     }
 
-    /// Logs a warning when the provider begins to reject the API key. Otherwise the next model of the pool would hide it.
-    fn warn_of_refusal(&self, error: Option<&ModelError>) {
-        match error {
-            None => self.is_refused.store(false, Ordering::Relaxed),
-            Some(error @ ModelError::Status { status: 401 | 403, .. }) => {
-                if !self.is_refused.swap(true, Ordering::Relaxed) {
-                    let (model, provider) = (&self.spec.name, &self.spec.settings.provider);
-                    tracing::warn!(
-                        model,
-                        %error,
-                        "the provider refuses the calls of a model: check llm.providers.{provider}.api_key with \
-                         `precis llm check`"
-                    );
-                }
-            }
-            Some(_) => {}
+    /// Notes that the provider rejects the API key or the name of the model, and logs it once: the next model of the pool would hide it.
+    fn note_refusal(&self, error: Option<&ModelError>) {
+        let ModelSpec { name, settings, .. } = &self.spec;
+        let setting = match error.map(ModelError::label) {
+            None => String::new(),
+            Some("unauthorized" | "secret") => format!("llm.providers.{}.api_key", settings.provider),
+            Some("not_found") => format!("llm.models.{name}.model, and the base_url of its provider,"),
+            Some(_) => return,
+        };
+        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(error) = error else {
+            *refusal = None;
+            return;
+        };
+        if refusal.is_none() {
+            tracing::warn!(
+                model = name,
+                %error,
+                "the provider refuses the calls of a model: check {setting} with `precis llm check`"
+            );
         }
+        *refusal = Some(format!(
+            "the provider refuses the calls of the model \"{name}\" ({error}), so the models after it in its pools write the \
+             summaries: check {setting} with `precis llm check`"
+        ));
     }
 
     /// Remembers a `Retry-After`, and lowers the input limit after a prompt that was too long.

@@ -73,11 +73,15 @@ impl Pool {
     }
 }
 
-#[async_trait]
-impl Llm for ModelPools {
-    async fn complete(&self, pool_name: &str, task: Task<'_>) -> Result<PoolResponse, LlmError> {
+impl ModelPools {
+    /// Tries the models, in this order. References to pools are validated with the settings; an unknown pool has no models.
+    async fn complete_with(
+        &self,
+        pool_name: &str,
+        models: Vec<&Arc<Model>>,
+        task: Task<'_>,
+    ) -> Result<PoolResponse, LlmError> {
         let started_at = Instant::now();
-        // References to pools are validated with the settings. An unknown pool behaves like one without models.
         let pool = self.pools.get(pool_name);
         let deadline = pool.map_or(Duration::ZERO, |pool| pool.deadline);
         let limit = if let Task::Rerank { timeout, .. } = task { deadline.min(timeout) } else { deadline };
@@ -93,7 +97,6 @@ impl Llm for ModelPools {
         };
         // The largest input limit of the models that rejected the prompt as too long.
         let mut too_small_limit = 0;
-        let models = pool.map(Pool::next_order).unwrap_or_default();
         for (index, model) in models.iter().enumerate() {
             request.is_last_model = index + 1 == models.len();
             if request.remaining().is_zero() {
@@ -136,6 +139,20 @@ impl Llm for ModelPools {
         }
         let cost = Cost { duration: started_at.elapsed(), ..request.cost };
         Err(LlmError { pool: pool_name.to_owned(), attempts: request.attempts, cost })
+    }
+}
+
+#[async_trait]
+impl Llm for ModelPools {
+    async fn complete(&self, pool: &str, task: Task<'_>) -> Result<PoolResponse, LlmError> {
+        let models = self.pools.get(pool).map(Pool::next_order).unwrap_or_default();
+        self.complete_with(pool, models, task).await
+    }
+
+    async fn complete_free(&self, pool: &str, task: Task<'_>) -> Option<Result<PoolResponse, LlmError>> {
+        let models = self.pools.get(pool)?.models.iter().filter(|model| model.is_free());
+        let models: Vec<_> = models.collect();
+        if models.is_empty() { None } else { Some(self.complete_with(pool, models, task).await) }
     }
 
     fn capacity(&self, pool: &str) -> usize {

@@ -71,7 +71,7 @@ pub fn check_response(text: &str, finish_reason: FinishReason, task: &Task<'_>) 
     Ok(text)
 }
 
-/// Checks that a text is about its material, and not longer.
+/// Checks that a text is about its material, not longer, and more than a word of it.
 fn check_against_material(text: &str, task: &Task<'_>) -> Result<(), Rejection> {
     /// A refusal has some words of a conversation by chance, and a summary in another language at least its names.
     const MIN_SHARE: f64 = 0.15;
@@ -81,9 +81,11 @@ fn check_against_material(text: &str, task: &Task<'_>) -> Result<(), Rejection> 
             if text.lines().filter(|line| line.starts_with("{\"role\":\"")).count() > 1 {
                 return Err(Rejection::Echo);
             }
-            if !lines.is_empty() && words(text) > lines.iter().map(|line| words(&line.json)).sum() {
+            let (length, of_material) = (words(text), lines.iter().map(|line| words(&line.json)).sum());
+            if !lines.is_empty() && length > of_material {
                 return Err(Rejection::TooLong);
             }
+            check_least_length(length, of_material)?;
             let parts = |line| {
                 let TranscriptEntry { name, text, calls, .. }: &TranscriptEntry = line;
                 name.iter().chain([text]).chain(calls).map(String::as_str)
@@ -94,6 +96,7 @@ fn check_against_material(text: &str, task: &Task<'_>) -> Result<(), Rejection> 
             if words(text) * 10 > words(summary) * 9 {
                 return Err(Rejection::NotShorter);
             }
+            check_least_length(words(text), words(summary))?;
             extractive::support(text, summary.lines())
         }
         Task::Rerank { .. } => None,
@@ -102,6 +105,12 @@ fn check_against_material(text: &str, task: &Task<'_>) -> Result<(), Rejection> 
         Some(share) if share < MIN_SHARE => Err(Rejection::Unsupported),
         _ => Ok(()),
     }
+}
+
+/// Fails for a single word, unless the material is short. A weak model has answered with `user`.
+fn check_least_length(words: usize, of_material: usize) -> Result<(), Rejection> {
+    const SHORT_MATERIAL_WORDS: usize = 400;
+    if words < 2 && of_material >= SHORT_MATERIAL_WORDS { Err(Rejection::TooShort) } else { Ok(()) }
 }
 
 /// Checks a text of a model without a prompt, which copies sentences. A copied "None" is a part of the conversation, so it is
@@ -199,7 +208,7 @@ mod tests {
     use crate::domain::transcript::{TranscriptLine, encode_transcript};
 
     const CONSOLIDATE: Task<'_> =
-        Task::Consolidate { lines: &[], sentences: 5, limit: SummaryLimit::Words(600) };
+        Task::Consolidate { lines: &[], previous: "", sentences: 5, limit: SummaryLimit::Words(600) };
 
     fn rejection(text: &str) -> Option<Rejection> {
         check_response(text, FinishReason::Complete, &CONSOLIDATE).err()
@@ -295,7 +304,8 @@ mod tests {
             TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() }.into()
         };
         let lines: Vec<TranscriptLine> = (0..20).map(entry).collect();
-        let task = Task::Consolidate { lines: &lines, sentences: 5, limit: SummaryLimit::Words(600) };
+        let task =
+            Task::Consolidate { lines: &lines, previous: "", sentences: 5, limit: SummaryLimit::Words(600) };
         let transcript = encode_transcript(&lines);
         let long = "Mira visited the harbour. ".repeat(200);
         for (text, rejection) in [
@@ -308,6 +318,21 @@ mod tests {
         ] {
             assert_eq!(check_response(text, FinishReason::Complete, &task).err(), rejection, "{text:.60}");
         }
+    }
+
+    #[test]
+    fn one_word_is_no_summary_of_a_long_text() {
+        let text = "Mira told them that the harbour near the old library reopened on Monday. ".repeat(5);
+        let entry = TranscriptEntry { role: Role::User, name: None, text, calls: Vec::new() };
+        let check = |messages: usize, text: &str| {
+            let lines = vec![entry.clone().into(); messages];
+            let limit = SummaryLimit::Words(600);
+            let task = Task::Consolidate { lines: &lines, previous: "", sentences: 5, limit };
+            check_response(text, FinishReason::Complete, &task).err()
+        };
+        assert_eq!(check(20, "harbour"), Some(Rejection::TooShort));
+        assert_eq!(check(20, "Harbour reopened."), None);
+        assert_eq!(check(5, "harbour"), None);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub struct ModelStatus {
     /// Time of the last response that the response check has accepted.
     pub last_success_at: Option<OffsetDateTime>,
     pub last_failure: Option<FailureStatus>,
+    /// A warning, if the provider has rejected the API key or the name of the model since the last success.
+    pub refusal: Option<String>,
 }
 
 /// The last failed attempt with a model. Attempts that were skipped because of an earlier failure do not count.

@@ -11,6 +11,8 @@ pub enum Task<'a> {
     Consolidate {
         /// The messages, oldest first.
         lines: &'a [TranscriptLine],
+        /// The summary of the messages before; empty if there is none. A model sees its end, to continue from.
+        previous: &'a str,
         /// Requested length of the summary.
         sentences: usize,
         /// Largest length of a summary by the built-in summariser, because length costs it nothing.

@@ -51,6 +51,9 @@ const MAX_LOADED_BYTES: i64 = 8 * 1024 * 1024;
 /// The memory of messages that are loaded: as rows, as messages, and as lines of the transcript.
 const LOADED_MEMORY: usize = 24 * 1024 * 1024;
 
+/// Size of the end of a summary that is kept for a prompt, which contains less of it.
+const MAX_PREVIOUS_BYTES: usize = 1024;
+
 /// Number of calls of a run, at most, that compress a part of a summary. Groups beyond it stay as they are until the next run.
 /// With an `input_limit` of 16,000 tokens, a summary of the largest size needs about 20 such calls.
 const MAX_GROUP_CALLS: usize = 64;
@@ -289,15 +292,23 @@ impl MemoryService {
         self.config.policy.activity(&session.consolidation, OffsetDateTime::now_utc())
     }
 
-    /// Fails if the tenant has used its tokens of today. Calls do not reserve tokens, because the cost of a call is unknown
-    /// beforehand; so running calls can exceed the limit.
-    pub(super) async fn ensure_within_daily_limit(&self, tenant: &TenantId) -> Result<(), RunError> {
-        let Some(limit) = self.config.daily_token_limit else {
-            return Ok(());
-        };
-        let used = self.store.tokens_used_today(tenant).await?;
-        let used = u64::try_from(used).unwrap_or(0);
-        if used < limit { Ok(()) } else { Err(RunError::TokenLimit { used, limit }) }
+    /// Has a pool complete a task. If the tenant has used its tokens of today, only models that cost nothing do so. Calls do not reserve
+    /// tokens, because the cost of a call is unknown beforehand; so running calls can exceed the limit.
+    pub(super) async fn complete_within_limit(
+        &self,
+        tenant: &TenantId,
+        pool: &str,
+        task: Task<'_>,
+    ) -> Result<Result<PoolResponse, LlmError>, RunError> {
+        if let Some(limit) = self.config.daily_token_limit {
+            let used = self.store.tokens_used_today(tenant).await?;
+            let used = u64::try_from(used).unwrap_or(0);
+            if used >= limit {
+                let response = self.llm.complete_free(pool, task).await;
+                return response.ok_or(RunError::TokenLimit { used, limit });
+            }
+        }
+        Ok(self.llm.complete(pool, task).await)
     }
 
     /// Adds the cost of a call to the usage of the tenant, which is recorded with or without a limit. Tokens of calls that
@@ -583,7 +594,9 @@ impl ConsolidationRun {
         for Part { lines, sentences } in parts {
             let (text, latest) = match writer {
                 Writer::Pool => {
-                    let task = Task::Consolidate { lines: &lines, sentences, limit };
+                    let before = if added.is_empty() { &self.session.summary.text } else { &added };
+                    let previous = summary::ending(before, MAX_PREVIOUS_BYTES).to_owned();
+                    let task = Task::Consolidate { lines: &lines, previous: &previous, sentences, limit };
                     let response = self.complete(&pool, task).await?;
                     let provenance = provenance_of(&pool, &response);
                     (response.text, provenance)
@@ -626,9 +639,8 @@ impl ConsolidationRun {
         if !service.store.renew_lease(&self.tenant, session, self.lease, LEASE_TTL).await? {
             return Err(RunError::Superseded);
         }
-        service.ensure_within_daily_limit(&self.tenant).await?;
         let result = tokio::select! {
-            result = service.llm.complete(pool, task) => result,
+            result = service.complete_within_limit(&self.tenant, pool, task) => result?,
             () = service.stop.cancelled() => return Err(RunError::ShuttingDown),
         };
         let (attempts, model, cost) = match &result {

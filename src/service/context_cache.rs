@@ -288,6 +288,7 @@ mod tests {
             incarnation: None,
             memory: None,
             memory_version: None,
+            summary_model: None,
             tail: Arc::new(Tail::new(1, vec![message])),
         };
         let tenant = TenantId::default();

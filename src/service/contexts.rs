@@ -49,6 +49,10 @@ pub struct ContextOptions {
     pub system_prompt: Option<String>,
     /// Last message of the list; it is not persisted.
     pub user_message: Option<Message>,
+    /// The history ends here, and these messages follow it, before `user_message`. They are not persisted.
+    pub continuation: Option<(i64, Vec<Message>)>,
+    /// Leaves the system message out of the list: see [`Context::system`].
+    pub separates_system: bool,
     /// The user of the session. The first request that names a user binds the session to it.
     pub user_id: Option<UserId>,
     /// The user whose memory document applies if neither the session nor the request has a user.
@@ -79,6 +83,8 @@ pub struct Context {
     /// `true` from the first exchange of the session on.
     pub exists: bool,
     pub list: RenderedContext,
+    /// The text of the system message, if it is not in the list.
+    pub system: String,
     pub coverage: Coverage,
     /// Earlier messages in the new message, in the order of the history.
     pub recall: Vec<RecalledMessage>,
@@ -89,13 +95,16 @@ pub struct Context {
 }
 
 /// The summary in a context.
-#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 #[schema(as = ContextSummary)]
 pub struct SummaryInfo {
     /// 0 if there is no summary.
     pub revision: i64,
     /// Number of words of the summary.
     pub words: i64,
+    /// The model that wrote its newest part: `extractive` is the built-in summariser. Null if there is no summary, or a client wrote it.
+    #[schema(required)]
+    pub model: Option<String>,
 }
 
 /// The memory document in a context.
@@ -106,6 +115,24 @@ pub struct MemoryInfo {
     pub version: i64,
     /// Number of words of the document.
     pub words: i64,
+}
+
+impl SummaryInfo {
+    fn of(snapshot: &ContextSnapshot) -> Self {
+        let summary = snapshot.session.as_ref().map(|session| Self {
+            revision: session.revision,
+            words: session.summary.words,
+            model: snapshot.summary_model.clone(),
+        });
+        summary.unwrap_or_default()
+    }
+}
+
+impl MemoryInfo {
+    fn of(snapshot: &ContextSnapshot) -> Self {
+        let memory = snapshot.memory.as_ref();
+        memory.map(|memory| Self { version: memory.version, words: memory.words }).unwrap_or_default()
+    }
 }
 
 /// Tokens of the parts of a context.
@@ -217,7 +244,7 @@ impl ContextBuilder<'_> {
         if self.options.is_preview
             && let Some((latest, window)) = latest.zip(self.window)
         {
-            let unknown = latest.fixed + self.user_message_tokens() - window.fixed;
+            let unknown = latest.fixed + self.new_message_tokens() - window.fixed;
             let reserved_tokens = self.service.config.tokenizer.scale(unknown);
             self.options =
                 Arc::new(ContextOptions { reserved_tokens, ..ContextOptions::clone(&self.options) });
@@ -263,8 +290,14 @@ impl ContextBuilder<'_> {
         Ok(context)
     }
 
-    fn user_message_tokens(&self) -> i64 {
-        self.options.user_message.as_ref().map_or(0, format::count_tokens)
+    /// Returns the messages of the request that are not stored.
+    fn new_messages(&self) -> impl Iterator<Item = &Message> {
+        let continuation = self.options.continuation.iter().flat_map(|(_, messages)| messages);
+        continuation.chain(&self.options.user_message)
+    }
+
+    fn new_message_tokens(&self) -> i64 {
+        self.new_messages().map(format::count_tokens).sum()
     }
 
     /// Returns the window of the request in tokens of the stored encoding.
@@ -273,7 +306,7 @@ impl ContextBuilder<'_> {
         let (memory, options) = (snapshot.memory.clone(), Arc::clone(&self.options));
         let count = move || system_message(memory.as_deref(), None, &options, None).tokens;
         let system = blocking::spawn_cpu_to_count(self.counted_bytes(snapshot), count).await;
-        Some(Window { tokens, fixed: tokens::PER_LIST + system + self.user_message_tokens() })
+        Some(Window { tokens, fixed: tokens::PER_LIST + system + self.new_message_tokens() })
     }
 
     /// Returns the size of the texts that are counted for the list.
@@ -289,7 +322,7 @@ impl ContextBuilder<'_> {
     /// Stores the window for the work in the background, if it has changed considerably.
     async fn remember_window(&self, snapshot: &mut ContextSnapshot) {
         let Some(state) = snapshot.session.as_mut().filter(|session| session.last_seq > 0) else { return };
-        let user_message = self.user_message_tokens();
+        let user_message = self.new_message_tokens();
         let window = self.window.map(|window| Window { fixed: window.fixed - user_message, ..window });
         let is_near = match (state.window, window) {
             (Some(old), Some(new)) => {
@@ -392,6 +425,12 @@ impl ContextBuilder<'_> {
             }
             _ => {}
         }
+        if let Some((last_seq, _)) = options.continuation {
+            snapshot.tail = Arc::new(snapshot.tail.continued(last_seq, &[], format::count_tokens));
+            if let Some(state) = &mut snapshot.session {
+                state.last_seq = last_seq;
+            }
+        }
         Ok(snapshot)
     }
 
@@ -421,7 +460,7 @@ impl ContextBuilder<'_> {
             Due::Yes => {
                 let cause = RunCause::Threshold;
                 let scope =
-                    RunScope { cause, window, has_new_message: self.options.user_message.is_some(), lack };
+                    RunScope { cause, window, has_new_message: self.new_messages().next().is_some(), lack };
                 let tail_len = usize::try_from(session.tail_len()).unwrap_or(0);
                 let mut plan = None;
                 if tail_len <= snapshot.tail.len() {
@@ -456,10 +495,14 @@ impl ContextBuilder<'_> {
         recalled: Vec<RecalledMessage>,
     ) -> Result<Context, Error> {
         let (service, options) = (self.service.clone(), Arc::clone(&self.options));
-        let opening = self.opening(snapshot).await?;
+        let mut snapshot = snapshot.clone();
+        if let Some((last_seq, messages)) = &options.continuation {
+            snapshot.tail = Arc::new(snapshot.tail.continued(*last_seq, messages, format::count_tokens));
+        }
+        let opening = self.opening(&snapshot).await?;
         // The format may rewrite messages.
-        let bytes = self.counted_bytes(snapshot) * blocking::COST_OF_COUNTING + snapshot.tail.bytes();
-        let (snapshot, report, step) = (snapshot.clone(), report.clone(), step!("assemble"));
+        let bytes = self.counted_bytes(&snapshot) * blocking::COST_OF_COUNTING + snapshot.tail.bytes();
+        let (report, step) = (report.clone(), step!("assemble"));
         let assemble =
             move || step.in_scope(|| service.assemble_list(&snapshot, &options, report, opening, &recalled));
         blocking::spawn_cpu_if_large(bytes, assemble).await
@@ -500,14 +543,14 @@ impl MemoryService {
         let (memory, session, tail) =
             (snapshot.memory.as_deref(), snapshot.session.as_ref(), &*snapshot.tail);
         let owner = session.and_then(|session| session.user_id.clone());
-        let mut coverage = self.plan_coverage(session, tail.metadata(), budget.is_some(), &report);
+        let mut coverage = self.plan_coverage(session, tail, budget.is_some(), &report);
         let first = usize::try_from(coverage.verbatim_from - tail.first_seq()).unwrap_or(0).min(tail.len());
         let metadata = tail.metadata().get(first..).unwrap_or_default();
         let has_new_message = options.user_message.is_some();
         let list = ListOptions { has_new_message, ..options.list };
         let render = Renderer { format: options.format, list };
         // The message of the request is rendered as if it were stored.
-        let new_message = self.new_message(options, session, recalled)?;
+        let new_message = self.new_message(options, coverage.last_seq, session, recalled)?;
         let user_message = render.messages(&new_message.tail, 0)?.pop();
         let (repeated, opening) = opening.map_or((None, Opening::default()), |(seq, text)| (Some(seq), text));
 
@@ -570,6 +613,8 @@ impl MemoryService {
         coverage.report_redacted(tail.metadata().get(first..).unwrap_or_default());
         coverage.repeated = repeated.filter(|_| needs_opening(&history, false));
         let tokens = costs.tokens(new_message.recall_tokens);
+        let separate =
+            if options.separates_system { std::mem::take(&mut system.text) } else { String::new() };
         let rendered = options.format.render_context(RenderInput {
             system,
             history,
@@ -580,18 +625,15 @@ impl MemoryService {
             profile: list.profile,
             tokenizer,
         });
-        let summary =
-            session.map(|session| SummaryInfo { revision: session.revision, words: session.summary.words });
-        let memory = snapshot.memory.as_ref();
-        let memory = memory.map(|memory| MemoryInfo { version: memory.version, words: memory.words });
         Ok(Context {
             user: owner.or_else(|| options.user_id.clone()).or_else(|| options.default_user.clone()),
             exists: session.is_some_and(|session| session.last_seq > 0),
             list: rendered,
+            system: separate,
             coverage,
             recall: recalled.to_vec(),
-            summary: summary.unwrap_or_default(),
-            memory: memory.unwrap_or_default(),
+            summary: SummaryInfo::of(snapshot),
+            memory: MemoryInfo::of(snapshot),
             consolidation: report,
             tokens,
         })
@@ -601,10 +643,11 @@ impl MemoryService {
     fn new_message(
         &self,
         options: &ContextOptions,
+        last_seq: i64,
         session: Option<&Session>,
         recalled: &[RecalledMessage],
     ) -> Result<NewMessage, Error> {
-        let (seq, tokenizer) = (session.map_or(0, |session| session.last_seq) + 1, self.config.tokenizer);
+        let (seq, tokenizer) = (last_seq + 1, self.config.tokenizer);
         let tail = |message: Option<&Message>| {
             let message = message.map(|message| {
                 let metadata = MessageMetadata::new(message, format::count_tokens(message));
@@ -669,7 +712,7 @@ impl MemoryService {
     fn plan_coverage(
         &self,
         session: Option<&Session>,
-        tail: &[MessageMetadata],
+        tail: &Tail,
         has_window: bool,
         report: &ConsolidationReport,
     ) -> Coverage {
@@ -680,8 +723,10 @@ impl MemoryService {
             TailSelection::All
         };
         let (cursor, last_seq) = session.map_or((0, 0), |session| (session.cursor, session.last_seq));
+        // The tail can have messages that are not stored.
+        let last_seq = if tail.is_empty() { last_seq } else { tail.last_seq() };
         let max_messages = if has_window { usize::MAX } else { policy.max_history_messages };
-        coverage::plan_coverage(cursor, last_seq, max_messages, selection, tail)
+        coverage::plan_coverage(cursor, last_seq, max_messages, selection, tail.metadata())
     }
 
     /// Counts a context that lacks messages, and logs the first one of a session in an hour.

@@ -79,14 +79,8 @@ impl Export {
                 let page = message_page(store, &self.tenant, id, after_seq, session.last_seq).await?;
                 let last_seq = page.last().ok_or(Error::SessionNotFound)?.seq;
                 let mut lines = String::new();
-                for message in page {
-                    let line = self.writer.message(
-                        message.seq,
-                        message.created_at,
-                        message.redacted_at,
-                        &message.json,
-                    );
-                    lines.push_str(&line.map_err(corrupt_message)?);
+                for message in &page {
+                    lines.push_str(&self.writer.message(message).map_err(corrupt_message)?);
                 }
                 let is_last_page = last_seq == session.last_seq;
                 let after = NextLines::MessagesAfter(last_seq);

@@ -249,7 +249,7 @@ async fn begins_with(
         };
         last_seq = last.seq;
         for message in &page {
-            fingerprint.message(message.seq, message.created_at, &message.json);
+            fingerprint.message(message.seq, &message.facts(), &message.json);
         }
     }
     let mut last_revision = 0;

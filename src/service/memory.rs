@@ -3,11 +3,21 @@
 use super::{Error, MAX_PAGE_BYTES, MemoryService, PAGE_MEMORY, complete_internally};
 use crate::capacity;
 use crate::domain::id::{TenantId, UserId};
-use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
+use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryOwner, MemoryRevision};
 use crate::domain::{summary, tokens};
 use crate::storage::{NewMemoryDocument, Page};
 
 impl MemoryService {
+    /// Lists at most `limit` users with a memory document, in the order of their ids, after `after`.
+    pub async fn memory_owners(
+        &self,
+        tenant: &TenantId,
+        after: &str,
+        limit: i64,
+    ) -> Result<Page<MemoryOwner>, Error> {
+        Ok(self.store.memory_owners(tenant, after, limit).await?)
+    }
+
     /// Returns the memory document of a user, or `None` if it was never written.
     pub async fn memory(&self, tenant: &TenantId, user: &UserId) -> Result<Option<MemoryDocument>, Error> {
         Ok(self.store.memory_document(tenant, user).await?)

@@ -8,7 +8,6 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
     histogram,
 };
-use std::fmt;
 use std::time::Duration;
 
 const CONSOLIDATIONS: &str = "precis_consolidations_total";
@@ -43,7 +42,7 @@ const OMISSION_REASONS: [&str; 5] = [
 ];
 
 /// Runs by outcome.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct RunMetrics {
     consolidated: Counter,
     not_due: Counter,
@@ -66,7 +65,7 @@ impl RunMetrics {
 }
 
 /// Counters of contexts, consolidation runs and rerankings by outcome, and of retention; and gauges of the state.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct ServiceMetrics {
     by_threshold: RunMetrics,
     by_request: RunMetrics,
@@ -95,22 +94,15 @@ pub(super) struct ServiceMetrics {
 }
 
 /// Counters of the cache of sessions.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct CacheMetrics {
     /// Contexts for which only the head of the session was read, and new messages.
     pub(super) hits: Counter,
     pub(super) misses: Counter,
 }
 
-/// The metric types do not implement `Debug`.
-impl fmt::Debug for CacheMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CacheMetrics").finish_non_exhaustive()
-    }
-}
-
 /// Gauges that are set when a client reads the metrics.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct StateGauges {
     consolidations_running: Gauge,
     cache_bytes: Gauge,
@@ -126,13 +118,6 @@ pub(super) struct ServiceState {
     pub(super) cache_bytes: u64,
     pub(super) cache_sessions: usize,
     pub(super) connections: ConnectionCounts,
-}
-
-/// The metric types do not implement `Debug`.
-impl fmt::Debug for ServiceMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServiceMetrics").finish_non_exhaustive()
-    }
 }
 
 impl ServiceMetrics {

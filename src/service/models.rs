@@ -126,6 +126,12 @@ impl MemoryService {
         })
     }
 
+    /// Returns the problems that do not keep the service from working, each with its fix.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        self.llm.status().models.into_iter().filter_map(|model| model.refusal).collect()
+    }
+
     fn pool_report(&self, pool: PoolStatus) -> PoolReport {
         let (names, rerank) = (self.config.pools.as_ref(), self.config.rerank.as_ref());
         let tasks = [

@@ -142,6 +142,15 @@ impl MemoryService {
     /// [`Error::SearchDisabled`], [`Error::InvalidQuery`]
     pub async fn search(&self, tenant: &TenantId, request: SearchRequest) -> Result<SearchResults, Error> {
         let analyzer = self.store.analyzer().ok_or(Error::SearchDisabled)?;
+        let analyzer = match &request.filter.session {
+            Some(session) if analyzer.detects() => {
+                analyzer.of_session(self.store.session_language(tenant, session).await?)
+            }
+            None if analyzer.detects() => {
+                analyzer.of_query(&request.text, &self.store.languages(tenant).await?)
+            }
+            _ => analyzer,
+        };
         let query = Arc::new(Query::parse(analyzer, &request.text)?);
         capacity::claim(SEARCH_MEMORY).await?;
         let thread = capacity::current().thread().await;
@@ -152,7 +161,7 @@ impl MemoryService {
         let is_reranked = request.reranks && self.config.rerank.is_some();
         let ranked_hits = if is_reranked { MAX_RERANKED.max(limit) } else { limit };
         let Candidates { messages: candidates, weights, all } =
-            select_candidates(&self.store, tenant, &filter, analyzer, &query).await?;
+            select_candidates(&self.store, tenant, &filter, &query).await?;
         let mut read = ReadMessages {
             analyzer,
             query: Arc::clone(&query),

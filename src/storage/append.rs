@@ -7,17 +7,19 @@ use super::batch::{BatchResults, Batcher, places_by_tenant};
 use super::messages::{NewMessage, insert_messages};
 use super::pool::retry_on_disconnect;
 use super::rows;
-use super::search_terms::{IndexedMessage, Replaces, index_messages, search_add, terms};
+use super::search_terms::{IndexedMessage, Replaces, index_messages, search_add, set_language, terms};
 use super::statement::{AnyRow, Database, DbRow as _, Purpose, Sql, Transaction};
 use super::values::{DbTime, to_i64, user_from_column};
 use super::{AppendOutcome, AppendRequest, ExchangeTerms, StoreError};
 use crate::blocking;
 use crate::domain::error_chain::ErrorChain;
-use crate::domain::exchange::{IdempotencyKey, PersistedExchange};
+use crate::domain::exchange::{Exchange, IdempotencyKey, MessageFacts, PersistedExchange};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::search::analyzer::Analyzer;
+use crate::domain::search::analyzer::{Analyzer, Language};
+use crate::domain::search::index_terms;
 use crate::domain::search::text::OwnResults;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,15 +94,20 @@ impl Appends {
 /// Adds the terms of its messages to a request, if search is enabled.
 pub(super) async fn analyzed(analyzer: Option<Analyzer>, mut request: AppendRequest) -> AppendRequest {
     let Some(analyzer) = analyzer else { return request };
-    let (exchange, bytes) = (Arc::clone(&request.exchange), request.exchange.bytes());
+    let exchange = Arc::clone(&request.exchange);
     let analyze = move || {
-        let mut own_results = OwnResults::default();
-        let messages = exchange.messages.iter();
-        messages.map(|(message, _)| terms(analyzer, message, &mut own_results)).collect()
+        let messages = exchange.messages.iter().map(|(message, _)| message);
+        let language = if analyzer.detects() { index_terms::language(messages) } else { None };
+        let of_messages = terms_of(analyzer.of_session(language), &exchange);
+        ExchangeTerms { analyzer, language, of_messages }
     };
-    let of_messages = blocking::spawn_cpu_to_count(bytes, analyze).await;
-    request.terms = Some(ExchangeTerms { analyzer, of_messages });
+    request.terms = Some(blocking::spawn_cpu_to_count(request.exchange.bytes(), analyze).await);
     request
+}
+
+fn terms_of(analyzer: Analyzer, exchange: &Exchange) -> Vec<Option<String>> {
+    let mut own_results = OwnResults::default();
+    exchange.messages.iter().map(|(message, _)| terms(analyzer, message, &mut own_results)).collect()
 }
 
 async fn append_batch(
@@ -193,7 +200,10 @@ struct AppendedSession<'r> {
     incarnation: Option<Uuid>,
     user: Option<UserId>,
     last_seq: i64,
-    /// `last_seq` if an existing session gets its user: its earlier messages are found by the user from then on.
+    language: Option<Language>,
+    /// The language was recognised just now.
+    has_new_language: bool,
+    /// `last_seq` if an existing session gets its user or another language than English: its earlier messages are found by it from then on.
     reindexed_through: i64,
     metadata: Option<&'r str>,
     messages: i64,
@@ -338,6 +348,13 @@ impl<'r> AppendedSession<'r> {
                 self.reindexed_through = self.last_seq - self.messages;
             }
         }
+        if self.language.is_none() {
+            self.language = request.terms.as_ref().and_then(|terms| terms.language);
+            self.has_new_language = self.language.is_some();
+            if self.language.is_some_and(|language| language != Language::English) {
+                self.reindexed_through = self.last_seq - self.messages;
+            }
+        }
         let (first_seq, messages) = (self.last_seq + 1, to_i64(exchange.messages.len()));
         self.last_seq += messages;
         self.messages += messages;
@@ -356,10 +373,10 @@ async fn lock_sessions<'r>(
 ) -> Result<BTreeMap<&'r SessionId, AppendedSession<'r>>, StoreError> {
     const LOCK_SESSIONS: Sql = Sql {
         postgres: "SELECT s.* FROM json_array_elements_text(CAST($2 AS json)) AS w (id) CROSS JOIN LATERAL (
-                SELECT session_id, user_id, last_seq, incarnation FROM sessions
+                SELECT session_id, user_id, last_seq, language, incarnation FROM sessions
                 WHERE tenant_id = $1 AND session_id = w.id FOR NO KEY UPDATE
             ) AS s",
-        sqlite: "SELECT session_id, user_id, last_seq, incarnation FROM sessions
+        sqlite: "SELECT session_id, user_id, last_seq, language, incarnation FROM sessions
             WHERE tenant_id = $1 AND session_id IN (SELECT value FROM json_each($2))",
     };
     let mut sessions: BTreeMap<&SessionId, AppendedSession<'_>> = BTreeMap::new();
@@ -373,6 +390,7 @@ async fn lock_sessions<'r>(
             session.incarnation = row.field("incarnation")?;
             session.user = user_from_column(row.field("user_id")?)?;
             session.last_seq = row.field("last_seq")?;
+            session.language = rows::language(row)?;
         }
     }
     Ok(sessions)
@@ -434,24 +452,19 @@ async fn write(
     placed: &[Placed<'_>],
 ) -> Result<Written, StoreError> {
     let written = write_sessions(transaction, tenant, sessions).await?;
+    let terms = session_terms(sessions, placed).await;
     let (mut messages, mut indexed) = (Vec::new(), Vec::new());
-    for Placed { request, first_seq } in placed {
-        let AppendRequest { session, exchange, terms: of_exchange, .. } = request;
+    for (Placed { request, first_seq }, of_exchange) in placed.iter().zip(&terms) {
+        let AppendRequest { session, exchange, .. } = request;
         let (updated_at, _) = *written.get(session).ok_or(sqlx::Error::RowNotFound)?;
         let user = sessions.get(session).and_then(|session| session.user.as_ref());
         let mut times = exchange.given_times();
-        let mut terms = of_exchange.iter().flat_map(|terms| &terms.of_messages);
+        let mut terms = of_exchange.iter();
         for (seq, (message, tokens)) in (*first_seq..).zip(&exchange.messages) {
             let created_at = times.next().flatten().unwrap_or(updated_at);
             let tokens = *tokens;
-            messages.push(NewMessage {
-                session,
-                seq,
-                message,
-                tokens,
-                created_at: Some(created_at),
-                redacted_at: None,
-            });
+            let facts = MessageFacts { created_at: Some(created_at), ..MessageFacts::default() };
+            messages.push(NewMessage { session, seq, message, tokens, facts });
             let of_message = terms.next().and_then(Option::as_deref);
             indexed.extend(of_message.map(|terms| IndexedMessage { session, seq, user, created_at, terms }));
         }
@@ -461,12 +474,38 @@ async fn write(
     search_add(transaction, tenant, &indexed, Replaces::Nothing).await?;
     let analyzer = placed.iter().find_map(|placed| Some(placed.request.terms.as_ref()?.analyzer));
     for (session, appended) in sessions.iter().filter(|(_, appended)| appended.reindexed_through > 0) {
-        if let Some(analyzer) = analyzer {
+        if let Some(analyzer) = analyzer.map(|analyzer| analyzer.of_session(appended.language)) {
             let (owner, seqs) = ((*session, appended.user.as_ref()), 1..=appended.reindexed_through);
             index_messages(transaction, analyzer, tenant, owner, seqs, Replaces::Existing).await?;
         }
     }
     Ok(written)
+}
+
+/// Returns the terms of the messages of each exchange by the language of its session. Few exchanges are in another language, or too short
+/// to tell their language, and are analyzed again.
+async fn session_terms<'r>(
+    sessions: &BTreeMap<&SessionId, AppendedSession<'_>>,
+    placed: &[Placed<'r>],
+) -> Vec<Cow<'r, [Option<String>]>> {
+    let mut of_exchanges = Vec::with_capacity(placed.len());
+    for Placed { request, .. } in placed {
+        let Some(ExchangeTerms { analyzer, language, of_messages }) = &request.terms else {
+            of_exchanges.push(Cow::Borrowed(&[][..]));
+            continue;
+        };
+        let of_session =
+            analyzer.of_session(sessions.get(&request.session).and_then(|session| session.language));
+        if of_session == analyzer.of_session(*language) {
+            of_exchanges.push(Cow::Borrowed(of_messages));
+        } else {
+            let exchange = Arc::clone(&request.exchange);
+            let analyze = move || terms_of(of_session, &exchange);
+            of_exchanges
+                .push(Cow::Owned(blocking::spawn_cpu_to_count(request.exchange.bytes(), analyze).await));
+        }
+    }
+    of_exchanges
 }
 
 /// Creates or advances the sessions with new messages.
@@ -545,6 +584,9 @@ async fn write_sessions(
             let statement = transaction.statement(SET_METADATA).bind(tenant.as_str());
             statement.bind(id.as_str()).bind(metadata).execute().await?;
         }
+    }
+    for (id, session) in changed().filter(|(_, session)| session.has_new_language) {
+        set_language(transaction, tenant, id, session.language).await?;
     }
     Ok(written)
 }

@@ -30,6 +30,9 @@ pub struct ContextSnapshot {
     /// The memory document of the owner of the session, or of the requesting user if the session has no owner.
     pub memory: Option<Arc<MemoryDocument>>,
     pub memory_version: Option<MemoryVersion>,
+    /// The model that wrote the newest part of the summary; `None` if there is no summary, a client wrote it, or it was restored from more
+    /// than 20 revisions before.
+    pub summary_model: Option<String>,
     /// The newest messages of the tail, oldest first.
     pub tail: Arc<Tail>,
 }
@@ -152,7 +155,8 @@ impl Store {
         limit: TailLimit,
         max_bytes: usize,
     ) -> Result<LoadedContext, StoreError> {
-        /// The user is a scalar subquery, because row-level security keeps Postgres from using an index for a computed value of a join.
+        /// After a restore, one of the revisions before has the text of the summary, and tells its model. The user is a scalar subquery,
+        /// because row-level security keeps Postgres from using an index for a computed value of a join.
         macro_rules! select_session {
             ($now:literal) => {
                 concat!(
@@ -160,10 +164,15 @@ impl Store {
                         FROM sessions WHERE tenant_id = $1 AND session_id = $2)
                     SELECT ", $now, " AS now, s.*, d.incarnation AS memory_incarnation, d.version AS memory_version,
                         d.content AS memory_content, d.words AS memory_words, d.tokens AS memory_tokens,
-                        d.created_at AS memory_created_at
+                        d.created_at AS memory_created_at, r.source AS summary_source, r.meta AS summary_meta
                     FROM (SELECT 1 AS one) AS always LEFT JOIN session AS s ON true
                     LEFT JOIN memories AS d ON d.tenant_id = $1
-                        AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))"
+                        AND d.user_id = (SELECT coalesce((SELECT nullif(user_id, '') FROM session), $3))
+                    LEFT JOIN revisions AS r ON r.tenant_id = $1 AND r.session_id = $2 AND r.revision = (
+                        SELECT max(revision) FROM (
+                            SELECT revision, source, summary FROM revisions WHERE tenant_id = $1 AND session_id = $2
+                            ORDER BY revision DESC LIMIT 20
+                        ) AS newest WHERE source IS NOT NULL AND summary = (SELECT nullif(summary, '') FROM session))"
                 )
             };
         }
@@ -214,6 +223,7 @@ impl Store {
             now: row.time("now")?,
             incarnation: row.field("incarnation")?,
             memory_version: rows::memory_version(&row)?,
+            summary_model: rows::summary_model(&row)?,
             session: state,
             memory: memory.map(Arc::new),
             tail: Arc::new(blocking::spawn_cpu_if_large(bytes, decode).await?),

@@ -6,6 +6,7 @@
 //! and erasures wait for it: otherwise, they would have to find the rows of a copy that does not exist yet.
 
 use super::import::{Reservation, ReservedFor};
+use super::messages::message_facts;
 use super::rows;
 use super::search_terms::{Replaces, index_messages};
 use super::statement::{AnyRow, DbRow as _, Sql, Transaction};
@@ -13,6 +14,7 @@ use super::values::user_from_column;
 use super::{Store, StoreError};
 use crate::capacity::Turn;
 use crate::domain::id::{SessionId, TenantId, UserId};
+use crate::domain::search::language::Language;
 use crate::domain::session::ForkKind;
 use std::ops::RangeInclusive;
 use uuid::Uuid;
@@ -74,6 +76,7 @@ pub(super) struct SourceState {
     pub(super) incarnation: Uuid,
     /// `None` if the session was never copied.
     pub(super) lineage: Option<Uuid>,
+    pub(super) language: Option<Language>,
 }
 
 /// The result of [`Copy::insert`].
@@ -88,9 +91,9 @@ pub(super) enum Inserted {
 
 /// Other transactions may append to the session and consolidate it, but not rewind or erase it.
 pub(super) const LOCK_FORK_SOURCE: Sql = Sql {
-    postgres: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
+    postgres: "SELECT user_id, last_seq, revision, incarnation, lineage, language FROM sessions
         WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0 FOR KEY SHARE",
-    sqlite: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
+    sqlite: "SELECT user_id, last_seq, revision, incarnation, lineage, language FROM sessions
         WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0",
 };
 
@@ -110,6 +113,7 @@ impl SourceState {
                 revision: row.field("revision")?,
                 incarnation: row.field("incarnation")?,
                 lineage: row.field("lineage")?,
+                language: rows::language(&row)?,
             })
         };
         row.map(decode).transpose()
@@ -363,13 +367,13 @@ impl Copy<'_> {
                 concat!(
                     "INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq,
                         cursor_tokens, summary, summary_words, summary_tokens, revision, forked_from, forked_through,
-                        fork_kind, retention_seconds, retained_from, branched_at, lineage, stored_bytes, created_at,
-                        updated_at, activity_hour", $columns, ")
+                        fork_kind, retention_seconds, retained_from, branched_at, lineage, language, stored_bytes,
+                        created_at, updated_at, activity_hour", $columns, ")
                     SELECT tenant_id, $5, user_id, metadata, $3, tokens, cursor_seq, cursor_tokens, summary,
                         summary_words, summary_tokens, revisions, $2, $6, $7, retention_seconds, branched_at,
-                        branched_at, lineage, stored_bytes, created_at, updated_at, ", $hour, $values,
+                        branched_at, lineage, language, stored_bytes, created_at, updated_at, ", $hour, $values,
                     " FROM (", state_at!(
-                        "s.tenant_id, s.user_id, s.metadata, s.lineage, s.created_at, s.retention_seconds,
+                        "s.tenant_id, s.user_id, s.metadata, s.lineage, s.language, s.created_at, s.retention_seconds,
                             CASE WHEN $7 = 'rewind' THEN ", $now, " END AS branched_at,
                             (SELECT count(*) FROM revisions WHERE tenant_id = $1 AND session_id = $2
                                 AND cursor_seq <= $3 AND revision <= $4) AS revisions,
@@ -402,7 +406,7 @@ impl Copy<'_> {
                     forked_from = excluded.forked_from, forked_through = excluded.forked_through,
                     fork_kind = excluded.fork_kind, retention_seconds = excluded.retention_seconds,
                     retained_from = excluded.retained_from, branched_at = excluded.branched_at,
-                    lineage = excluded.lineage, stored_bytes = excluded.stored_bytes,
+                    lineage = excluded.lineage, language = excluded.language, stored_bytes = excluded.stored_bytes,
                     created_at = excluded.created_at, updated_at = excluded.updated_at,
                     activity_hour = excluded.activity_hour, incarnation = excluded.incarnation,
                     import_token = NULL, import_bound = NULL, import_until = NULL
@@ -437,17 +441,21 @@ impl Copy<'_> {
         transaction: &mut Transaction,
         seqs: RangeInclusive<i64>,
     ) -> Result<(), StoreError> {
-        const COPY_MESSAGES: &str = "\
-            INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message,
-                redaction, created_at)
-            SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, redaction, created_at
-            FROM messages
-            WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq";
+        const COPY_MESSAGES: &str = concat!(
+            "INSERT INTO messages (tenant_id, session_id, seq, role, tool_call_ids, tool_result_of, tokens, message, ",
+            message_facts!(),
+            ")
+            SELECT tenant_id, $3, seq, role, tool_call_ids, tool_result_of, tokens, message, ",
+            message_facts!(),
+            " FROM messages
+            WHERE tenant_id = $1 AND session_id = $2 AND seq >= $4 AND seq <= $5 ORDER BY seq"
+        );
         let statement = transaction.statement(COPY_MESSAGES).bind(self.plan.tenant.as_str());
         let statement = statement.bind(self.plan.source.as_str()).bind(self.plan.target.as_str());
         statement.bind(*seqs.start()).bind(*seqs.end()).execute().await?;
         // Searches would find each message of a branch twice.
         if let Some(analyzer) = store.analyzer().filter(|_| self.kind == ForkKind::Fork) {
+            let analyzer = analyzer.of_session(self.source_state.language);
             let owner = (self.plan.target, self.source_state.user.as_ref());
             index_messages(transaction, analyzer, self.plan.tenant, owner, seqs, Replaces::Nothing).await?;
         }

@@ -197,9 +197,9 @@ impl Store {
         max_messages: i64,
     ) -> Result<Attempt<RewindOutcome>, StoreError> {
         const LOCK_REWIND_TARGET: Sql = Sql {
-            postgres: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
+            postgres: "SELECT user_id, last_seq, revision, incarnation, lineage, language FROM sessions
                 WHERE tenant_id = $1 AND session_id = $2 FOR UPDATE",
-            sqlite: "SELECT user_id, last_seq, revision, incarnation, lineage FROM sessions
+            sqlite: "SELECT user_id, last_seq, revision, incarnation, lineage, language FROM sessions
                 WHERE tenant_id = $1 AND session_id = $2 AND import_token IS NULL",
         };
         let CopyPlan { tenant, source: session, target: branch, .. } = *plan;

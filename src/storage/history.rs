@@ -1,6 +1,6 @@
 //! Pages and ranges of the history.
 
-use super::messages::SELECT_MESSAGE_RANGE;
+use super::messages::{SELECT_MESSAGE_RANGE, message_facts, stored_message};
 use super::rows;
 use super::statement::{DbRow as _, Sql};
 use super::{MessagePage, MessageQuery, MessageRange, Store, StoreError, StoredMessage};
@@ -15,67 +15,44 @@ impl Store {
         session: &SessionId,
         query: MessageQuery,
     ) -> Result<Option<MessagePage>, StoreError> {
-        /// The first row, with `seq` 0, exists if the session exists: it distinguishes an empty page from a missing
-        /// session. Messages beyond the size of the page have no text, and the database does not read it: `octet_length`
-        /// needs only the length that is stored with a text.
+        /// A page without messages is one row without a `seq`, so that it differs from a missing session. Messages beyond the
+        /// size of the page have no text, and the database does not read it: `octet_length` needs only the length that is
+        /// stored with a text.
         macro_rules! select_messages {
-            ($page:expr) => {
+            ($order:literal, $columns:expr, $messages:literal) => {
                 concat!(
-                    "SELECT CAST(0 AS bigint) AS seq, CAST(NULL AS timestamptz) AS created_at,
-                        CAST(NULL AS text) AS redaction, CAST(NULL AS text) AS message
-                    FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0
-                    UNION ALL SELECT * FROM (",
-                    $page,
-                    ") AS page"
-                )
-            };
-        }
-        macro_rules! page_on_postgres {
-            ($order:literal) => {
-                concat!(
-                    "SELECT seq, created_at, redaction, CASE WHEN bytes_before < $6 THEN message END AS message FROM (
-                        SELECT seq, created_at, redaction, message,
-                            sum(octet_length(message)) OVER (ORDER BY ",
-                    $order,
-                    ") - octet_length(message)
-                                AS bytes_before
-                        FROM (
-                            SELECT seq, created_at, redaction, message FROM messages
-                            WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
-                            ORDER BY ",
-                    $order,
-                    " LIMIT $5
-                        ) AS numbered
-                    ) AS sized ORDER BY ",
-                    $order
-                )
-            };
-        }
-        /// Adds the sizes up without the texts, which SQLite would copy.
-        macro_rules! page_on_sqlite {
-            ($order:literal) => {
-                concat!(
-                    "SELECT m.seq, m.created_at, m.redaction,
-                        CASE WHEN bytes_before < $6 THEN m.message END AS message
-                    FROM (
-                        SELECT seq, sum(bytes) OVER (ORDER BY ", $order, ") - bytes AS bytes_before FROM (
-                            SELECT seq, octet_length(message) AS bytes FROM messages
+                    "SELECT m.seq, CASE WHEN bytes_before < $6 THEN message END AS message, ", message_facts!(), "
+                    FROM (SELECT 1 FROM sessions WHERE tenant_id = $1 AND session_id = $2 AND last_seq > 0) AS session
+                    LEFT JOIN (
+                        SELECT *, sum(bytes) OVER (ORDER BY ", $order, ") - bytes AS bytes_before FROM (
+                            SELECT octet_length(message) AS bytes, ", $columns, " FROM messages
                             WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq < $4
                             ORDER BY ", $order, " LIMIT $5
-                        )
-                    ) AS sized
-                        CROSS JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = $2 AND m.seq = sized.seq"
+                        ) AS numbered
+                    ) AS ", $messages
                 )
             };
         }
-        const SELECT_MESSAGES: Sql = Sql {
-            postgres: select_messages!(page_on_postgres!("seq")),
-            sqlite: select_messages!(page_on_sqlite!("seq")),
-        };
-        const SELECT_MESSAGES_DESCENDING: Sql = Sql {
-            postgres: select_messages!(page_on_postgres!("seq DESC")),
-            sqlite: select_messages!(page_on_sqlite!("seq DESC")),
-        };
+        /// On SQLite, adds the sizes up without the texts, which it would copy.
+        macro_rules! select_messages_by {
+            ($order:literal) => {
+                Sql {
+                    postgres: select_messages!(
+                        $order,
+                        concat!("seq, message, ", message_facts!()),
+                        "m ON true"
+                    ),
+                    sqlite: select_messages!(
+                        $order,
+                        "seq",
+                        "sized ON true
+                        LEFT JOIN messages AS m ON m.tenant_id = $1 AND m.session_id = $2 AND m.seq = sized.seq"
+                    ),
+                }
+            };
+        }
+        const SELECT_MESSAGES: Sql = select_messages_by!("seq");
+        const SELECT_MESSAGES_DESCENDING: Sql = select_messages_by!("seq DESC");
         let sql = if query.descending { SELECT_MESSAGES_DESCENDING } else { SELECT_MESSAGES };
         let statement = self
             .statement(tenant, sql)
@@ -86,14 +63,13 @@ impl Store {
             .bind(query.limit.saturating_add(1))
             .bind(query.max_bytes);
         let rows = statement.read_all().await?;
-        let (mut messages, mut session_exists, mut has_more) = (Vec::with_capacity(rows.len()), false, false);
+        let (mut messages, session_exists, mut has_more) =
+            (Vec::with_capacity(rows.len()), !rows.is_empty(), false);
         for row in rows {
-            if row.field::<i64>("seq")? == 0 {
-                session_exists = true;
-            } else if row.field::<Option<&str>>("message")?.is_some() {
-                messages.push(rows::stored_message(&row)?);
+            if row.field::<Option<&str>>("message")?.is_some() {
+                messages.push(stored_message(&row)?);
             } else {
-                has_more = true;
+                has_more |= row.field::<Option<i64>>("seq")?.is_some();
             }
         }
         messages.sort_unstable_by_key(|message| if query.descending { -message.seq } else { message.seq });
@@ -129,6 +105,6 @@ impl Store {
     ) -> Result<Vec<StoredMessage>, StoreError> {
         let statement = self.statement(tenant, SELECT_MESSAGE_RANGE).bind(session.as_str());
         let statement = statement.bind(range.after_seq).bind(range.last_seq).bind(range.limit);
-        statement.bind(range.max_bytes).read_all().await?.iter().map(rows::stored_message).collect()
+        statement.bind(range.max_bytes).read_all().await?.iter().map(stored_message).collect()
     }
 }

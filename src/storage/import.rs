@@ -2,7 +2,7 @@
 
 use super::messages::{NewMessage, insert_messages};
 use super::rows::{self, json_column};
-use super::search_terms::{Replaces, index_messages};
+use super::search_terms::{Replaces, index_messages, recognise_language};
 use super::statement::{DbRow as _, Sql, Transaction};
 use super::values::{DbTime, to_i64, user_column, user_from_column};
 use super::{Store, StoreError};
@@ -122,6 +122,7 @@ impl Store {
             return Ok(ImportOutcome::Exists);
         }
         let (mut row_counts, mut stored_bytes, mut cursor_tokens) = ((0, 0), 0, 0);
+        let mut of_session = None;
         while let Some(RowBatch { messages, revisions }) = batches.recv().await {
             transaction = self.let_others_write(transaction, tenant).await?;
             if !reservation.renew(&mut transaction).await? {
@@ -133,6 +134,11 @@ impl Store {
             if let (Some(analyzer), Some(first), Some(last)) =
                 (self.analyzer(), messages.first(), messages.last())
             {
+                let analyzer = match of_session {
+                    Some(analyzer) => analyzer,
+                    None => recognise_language(&mut transaction, analyzer, tenant, session).await?,
+                };
+                of_session = Some(analyzer);
                 let seqs = first.seq..=last.seq;
                 index_messages(&mut transaction, analyzer, tenant, (session, user), seqs, Replaces::Nothing)
                     .await?;
@@ -348,8 +354,8 @@ impl<'i> Reservation<'i> {
 
 fn new_messages<'m>(session: &'m SessionId, messages: &'m [ImportedMessage]) -> Vec<NewMessage<'m>> {
     let new = |imported: &'m ImportedMessage| {
-        let ImportedMessage { seq, created_at, redacted_at, ref message, tokens } = *imported;
-        NewMessage { session, seq, message, tokens, created_at, redacted_at }
+        let ImportedMessage { seq, ref facts, ref message, tokens } = *imported;
+        NewMessage { session, seq, message, tokens, facts: facts.clone() }
     };
     messages.iter().map(new).collect()
 }

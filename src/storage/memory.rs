@@ -5,7 +5,7 @@ use super::statement::Sql;
 use super::store::{bounded_page_on_postgres, bounded_page_on_sqlite, decode, decode_page};
 use super::{Page, Store, StoreError};
 use crate::domain::id::{TenantId, UserId};
-use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
+use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryOwner, MemoryRevision};
 
 /// A memory document to write.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,26 @@ impl Store {
             SELECT version, content, words, tokens, created_at FROM memories WHERE tenant_id = $1 AND user_id = $2";
         let statement = self.statement(tenant, SELECT_MEMORY_DOCUMENT).bind(user.as_str());
         decode(statement.read().await?, |row| rows::memory_document(row, ""))
+    }
+
+    /// Returns at most `limit` users with a memory document, in the order of their ids, after the user `after`.
+    pub async fn memory_owners(
+        &self,
+        tenant: &TenantId,
+        after: &str,
+        limit: i64,
+    ) -> Result<Page<MemoryOwner>, StoreError> {
+        const SELECT_MEMORY_OWNERS: &str = "\
+            SELECT user_id, version, words, tokens, created_at FROM memories
+            WHERE tenant_id = $1 AND user_id > $2 ORDER BY user_id LIMIT $3";
+        // One more user shows if there is another page.
+        let statement = self.statement(tenant, SELECT_MEMORY_OWNERS).bind(after);
+        let rows = statement.bind(limit.saturating_add(1)).read_all().await?;
+        let mut items = rows.iter().map(rows::memory_owner).collect::<Result<Vec<_>, _>>()?;
+        let size = usize::try_from(limit).unwrap_or(usize::MAX);
+        let has_more = items.len() > size;
+        items.truncate(size);
+        Ok(Page { items, has_more })
     }
 
     /// Replaces the memory document if `expected` is `None` or its current version (0 if it was never written).

@@ -1,14 +1,46 @@
 //! Messages of the history: inserting and reading them in a transaction.
 
 use super::rows::{self, json_column, tool_columns};
-use super::statement::{Sql, Transaction};
+use super::statement::{DbRow, Sql, Transaction};
 use super::values::DbTime;
 use super::{MessageRange, StoreError, StoredMessage};
+use crate::domain::exchange::MessageFacts;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::message::Message;
 use crate::domain::redaction::RedactionMark;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
+
+/// The columns that [`FactColumns`] contains.
+macro_rules! message_facts {
+    () => {
+        "created_at, redaction"
+    };
+}
+
+pub(super) use message_facts;
+
+/// The facts of a stored message, from a row or from a JSON list of SQLite.
+#[derive(Deserialize)]
+pub(super) struct FactColumns(
+    #[serde(with = "time::serde::timestamp::microseconds")] OffsetDateTime,
+    Option<String>,
+);
+
+impl FactColumns {
+    pub(super) fn of_message(self, seq: i64, json: String) -> Result<StoredMessage, StoreError> {
+        let Self(created_at, redaction) = self;
+        let mark = redaction.as_deref().map(rows::redaction_mark).transpose()?;
+        Ok(StoredMessage { seq, created_at, redacted_at: mark.map(|mark| mark.redacted_at), json })
+    }
+}
+
+/// Decodes `seq`, `message` and [`message_facts`].
+pub(super) fn stored_message(row: &impl DbRow) -> Result<StoredMessage, StoreError> {
+    let facts = FactColumns(row.time("created_at")?, row.field("redaction")?);
+    facts.of_message(row.field("seq")?, row.field("message")?)
+}
 
 /// A message to insert.
 pub(super) struct NewMessage<'m> {
@@ -16,9 +48,7 @@ pub(super) struct NewMessage<'m> {
     pub(super) seq: i64,
     pub(super) message: &'m Message,
     pub(super) tokens: i64,
-    /// `None` is the time of the store.
-    pub(super) created_at: Option<OffsetDateTime>,
-    pub(super) redacted_at: Option<OffsetDateTime>,
+    pub(super) facts: MessageFacts,
 }
 
 /// Inserts messages of sessions of a tenant.
@@ -47,7 +77,8 @@ pub(super) async fn insert_messages(
             FROM json_each($2)",
     };
     let encode = |message: &NewMessage<'_>| {
-        let NewMessage { session, seq, message, tokens, created_at, redacted_at } = message;
+        let NewMessage { session, seq, message, tokens, facts } = message;
+        let MessageFacts { created_at, redacted_at } = facts;
         let (tool_call_ids, tool_result_of) = tool_columns(message);
         json!({
             "session_id": session.as_str(), "seq": seq, "role": message.role().as_str(), "tool_call_ids": tool_call_ids,
@@ -71,7 +102,9 @@ pub(super) async fn insert_messages(
 macro_rules! select_message_range {
     ($least:literal) => {
         concat!(
-            "SELECT seq, created_at, redaction, message FROM messages
+            "SELECT seq, message, ",
+            message_facts!(),
+            " FROM messages
             WHERE tenant_id = $1 AND session_id = $2 AND seq > $3 AND seq <= (SELECT ",
             $least,
             "($4, coalesce((
@@ -99,5 +132,5 @@ pub(super) async fn read_range(
 ) -> Result<Vec<StoredMessage>, StoreError> {
     let statement = transaction.statement(SELECT_MESSAGE_RANGE).bind(tenant.as_str()).bind(session.as_str());
     let statement = statement.bind(range.after_seq).bind(range.last_seq).bind(range.limit);
-    statement.bind(range.max_bytes).read_all().await?.iter().map(rows::stored_message).collect()
+    statement.bind(range.max_bytes).read_all().await?.iter().map(stored_message).collect()
 }

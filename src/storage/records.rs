@@ -1,10 +1,10 @@
 //! The values that the methods of the [`Store`](super::Store) take and return.
 
-use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange};
+use crate::domain::exchange::{Exchange, IdempotencyKey, PersistedExchange, StoredMessage};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::message::Role;
 use crate::domain::search::MessageRef;
-use crate::domain::search::analyzer::Analyzer;
+use crate::domain::search::analyzer::{Analyzer, Language};
 use crate::domain::session::ConsolidationState;
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,16 +161,6 @@ pub struct MessageRange {
     pub max_bytes: i64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredMessage {
-    pub seq: i64,
-    pub created_at: OffsetDateTime,
-    /// Time at which the content of the message was removed.
-    pub redacted_at: Option<OffsetDateTime>,
-    /// The JSON of the client without the white space between its tokens, or the redacted message.
-    pub json: String,
-}
-
 /// The sessions of a list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SessionFilter<'a> {
@@ -216,7 +206,10 @@ pub struct SessionHead {
 /// The terms of the messages of an exchange.
 #[derive(Clone, Debug)]
 pub struct ExchangeTerms {
+    /// That of the index.
     pub(super) analyzer: Analyzer,
+    /// The language that the texts were recognised to be in, and analyzed by.
+    pub(super) language: Option<Language>,
     /// `None` if the analysis of a message has failed.
     pub(super) of_messages: Vec<Option<String>>,
 }

@@ -2,16 +2,17 @@
 
 use super::statement::DbRow;
 use super::values::user_from_column;
-use super::{MemoryVersion, SessionHead, StoreError, StoredMessage};
+use super::{MemoryVersion, SessionHead, StoreError};
 use crate::domain::api_key::{KeyId, KeyRecord, Scope};
 use crate::domain::consolidation_record::ConsolidationRecord;
 use crate::domain::exchange::PersistedExchange;
-use crate::domain::id::{KeyName, SessionId, TenantId};
-use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryRevision};
+use crate::domain::id::{KeyName, SessionId, TenantId, UserId};
+use crate::domain::memory::{MemoryAuthor, MemoryDocument, MemoryOwner, MemoryRevision};
 use crate::domain::message::{Message, Role};
 use crate::domain::message_metadata::{ContextMessage, MessageMetadata, ToolIds};
 use crate::domain::redaction::RedactionMark;
-use crate::domain::revision::{MetaConsolidation, Revision, RevisionKind};
+use crate::domain::revision::{MetaConsolidation, Provenance, Revision, RevisionKind};
+use crate::domain::search::language::Language;
 use crate::domain::session::{ConsolidationState, ForkKind, ForkOrigin, Session, Summary, Window};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -30,7 +31,7 @@ macro_rules! session_columns {
     () => {
         "session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary, summary_words, \
          summary_tokens, revision, lease_until, failures, retry_at, last_failure, forked_from, forked_through, \
-         fork_kind, incarnation, created_at, updated_at, stored_bytes, window_tokens, window_fixed"
+         fork_kind, incarnation, created_at, updated_at, stored_bytes, window_tokens, window_fixed, language"
     };
 }
 
@@ -71,11 +72,18 @@ pub(super) fn session(row: &impl DbRow) -> Result<Session, StoreError> {
         revision: row.field("revision")?,
         consolidation: consolidation_state(row)?,
         window: window(row)?,
+        language: language(row)?,
         forked_from: fork_origin(row)?,
         incarnation: row.field("incarnation")?,
         created_at: row.time("created_at")?,
         updated_at: row.time("updated_at")?,
     })
+}
+
+/// Decodes the column `language` of a session.
+pub(super) fn language(row: &impl DbRow) -> Result<Option<Language>, StoreError> {
+    let Some(name) = row.field::<Option<&str>>("language")? else { return Ok(None) };
+    Language::parse(name).map(Some).ok_or(name).map_err(StoreError::corrupt("the language of a session"))
 }
 
 fn window(row: &impl DbRow) -> Result<Option<Window>, StoreError> {
@@ -145,8 +153,16 @@ pub(super) fn revision(row: &impl DbRow) -> Result<Revision, StoreError> {
 
 /// Decodes the column `meta` of a revision.
 pub(super) fn meta(row: &impl DbRow) -> Result<Option<MetaConsolidation>, StoreError> {
-    let meta: Option<&str> = row.field("meta")?;
-    from_json(meta).map_err(StoreError::corrupt("the meta-consolidation of a revision"))
+    from_json(row.field("meta")?).map_err(StoreError::corrupt("the meta-consolidation of a revision"))
+}
+
+/// Returns the model that wrote the newest part of a summary, from the columns of its revision.
+pub(super) fn summary_model(row: &impl DbRow) -> Result<Option<String>, StoreError> {
+    let meta: Option<MetaConsolidation> = from_json(row.field("summary_meta")?)
+        .map_err(StoreError::corrupt("the meta-consolidation of a revision"))?;
+    let source: Option<Provenance> = from_json(row.field("summary_source")?)
+        .map_err(StoreError::corrupt("the provenance of a revision"))?;
+    Ok(meta.map(|meta| meta.provenance).or(source).map(|provenance| provenance.model))
 }
 
 pub(super) fn consolidation_record(row: &impl DbRow) -> Result<ConsolidationRecord, StoreError> {
@@ -180,6 +196,16 @@ pub(super) fn memory_document(row: &impl DbRow, prefix: &str) -> Result<MemoryDo
     })
 }
 
+pub(super) fn memory_owner(row: &impl DbRow) -> Result<MemoryOwner, StoreError> {
+    Ok(MemoryOwner {
+        user: UserId::new(row.field::<String>("user_id")?).map_err(StoreError::corrupt("a user id"))?,
+        version: row.field("version")?,
+        words: row.field("words")?,
+        tokens: row.field("tokens")?,
+        updated_at: row.time("created_at")?,
+    })
+}
+
 pub(super) fn memory_revision(row: &impl DbRow) -> Result<MemoryRevision, StoreError> {
     let author: Option<&str> = row.field("author")?;
     let author = author.map(|author| MemoryAuthor::parse(author).ok_or(author)).transpose();
@@ -189,21 +215,7 @@ pub(super) fn memory_revision(row: &impl DbRow) -> Result<MemoryRevision, StoreE
     })
 }
 
-pub(super) fn stored_message(row: &impl DbRow) -> Result<StoredMessage, StoreError> {
-    Ok(StoredMessage {
-        seq: row.field("seq")?,
-        created_at: row.time("created_at")?,
-        redacted_at: redacted_at(row)?,
-        json: row.field("message")?,
-    })
-}
-
-/// Decodes the column `redaction`.
-pub(super) fn redacted_at(row: &impl DbRow) -> Result<Option<OffsetDateTime>, StoreError> {
-    let Some(column) = row.field::<Option<&str>>("redaction")? else { return Ok(None) };
-    Ok(Some(redaction_mark(column)?.redacted_at))
-}
-
+/// Decodes the column `redaction` of a message.
 pub(super) fn redaction_mark(column: &str) -> Result<RedactionMark, StoreError> {
     serde_json::from_str(column).map_err(StoreError::corrupt("the redaction of a message"))
 }

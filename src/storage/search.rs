@@ -1,13 +1,14 @@
 //! The filter of a search, and reading the messages that it has found.
 
+use super::messages::{FactColumns, message_facts, stored_message};
 use super::pool::retry_on_disconnect;
 use super::search_terms::{IndexMatch, search_match};
 use super::statement::{AnyRow, DbRow as _, Purpose, Sql};
-use super::values::DbTime;
 use super::{SearchFilter, Store, StoreError, StoredMessage, rows};
 use crate::domain::id::{SessionId, TenantId, UserId};
 use crate::domain::search::MessageRef;
 use crate::domain::search::index_terms::TermQuery;
+use crate::domain::search::language::Language;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -22,7 +23,7 @@ const LARGE_MESSAGE_BYTES: i64 = 128 * 1024;
 /// prevents index conditions on computed values, and the session is read by a scalar subquery, because Postgres may read all sessions for
 /// a join. Messages beyond the size limit are not read, because both databases know the length of a text without reading it.
 macro_rules! read_spans {
-    ($elements:literal, $lateral:literal, $fence:literal, $columns:literal, $message:literal) => {
+    ($elements:literal, $lateral:expr, $fence:literal, $columns:literal, $message:expr) => {
         concat!(
             "WITH spans AS MATERIALIZED (
                 SELECT CAST(value ->> 0 AS bigint) AS place, value ->> 1 AS session_id, CAST(value ->> 2 AS bigint) AS origin,
@@ -52,31 +53,61 @@ macro_rules! read_spans {
 const READ_SPANS: Sql = Sql {
     postgres: read_spans!(
         "json_array_elements(CAST($2 AS json))",
-        "LATERAL (SELECT m.session_id, m.seq, m.created_at, m.redaction, m.message FROM",
+        concat!("LATERAL (SELECT session_id, seq, message, ", message_facts!(), " FROM"),
         "OFFSET 0) AS m WHERE",
         "m.*",
-        "SELECT place, session_id, seq, created_at, redaction, message FROM kept"
+        "SELECT * FROM kept"
     ),
     sqlite: read_spans!(
         "json_each($2)",
         "",
         "AND",
         "m.id",
-        ", lines AS NOT MATERIALIZED (
-            SELECT json_array(w.place, m.session_id, m.seq, m.created_at, m.redaction) || char(10) || m.message AS lines,
-                w.bytes > 65536 AS is_large
-            FROM kept AS w CROSS JOIN messages AS m ON m.id = w.id
+        concat!(
+            ", lines AS NOT MATERIALIZED (
+                SELECT json_array(place, session_id, seq, json_array(",
+            message_facts!(),
+            ")) || char(10) || message AS lines,
+                    bytes > 65536 AS is_large FROM kept CROSS JOIN messages USING (id)
+            )
+            SELECT group_concat(lines, char(10)) AS lines FROM lines WHERE NOT is_large
+            UNION ALL SELECT lines FROM lines WHERE is_large"
         )
-        SELECT group_concat(lines, char(10)) AS lines FROM lines WHERE NOT is_large
-        UNION ALL SELECT lines FROM lines WHERE is_large"
     ),
 };
 
-/// A message of [`READ_SPANS`] on SQLite: place, including the distance to the origin, session, `seq`, time and the mark of its redaction.
+/// A message of [`READ_SPANS`] on SQLite: place, including the distance to the origin, session, `seq` and facts.
 #[derive(Deserialize)]
-struct PlacedMessage<'l>(i64, #[serde(borrow)] Cow<'l, str>, i64, i64, Option<String>);
+struct PlacedMessage<'l>(i64, #[serde(borrow)] Cow<'l, str>, i64, FactColumns);
 
 impl Store {
+    /// Returns the recognised language of a session.
+    pub async fn session_language(
+        &self,
+        tenant: &TenantId,
+        session: &SessionId,
+    ) -> Result<Option<Language>, StoreError> {
+        const SELECT_LANGUAGE: &str =
+            "SELECT language FROM sessions WHERE tenant_id = $1 AND session_id = $2";
+        let row = self.statement(tenant, SELECT_LANGUAGE).bind(session.as_str()).read().await?;
+        row.map_or(Ok(None), |row| rows::language(&row))
+    }
+
+    /// Returns the languages of the sessions of a tenant, except English.
+    pub async fn languages(&self, tenant: &TenantId) -> Result<Vec<Language>, StoreError> {
+        /// One lookup in the index for each language, however many sessions have it.
+        const SELECT_LANGUAGES: &str = "\
+            WITH RECURSIVE found (language) AS (
+                SELECT min(language) FROM sessions WHERE tenant_id = $1 AND language <> 'english'
+                UNION ALL
+                SELECT (SELECT min(language) FROM sessions
+                    WHERE tenant_id = $1 AND language <> 'english' AND language > found.language)
+                FROM found WHERE found.language IS NOT NULL
+            ) SELECT language FROM found WHERE language IS NOT NULL";
+        let rows = self.statement(tenant, SELECT_LANGUAGES).read_all().await?;
+        rows.iter().filter_map(|row| rows::language(row).transpose()).collect()
+    }
+
     /// Returns the newest messages that match each query: see [`search_match`].
     pub async fn find_matches(
         &self,
@@ -127,7 +158,7 @@ fn decode_spans(rows: &[AnyRow]) -> Result<Vec<(SessionId, StoredMessage)>, Stor
     let mut placed = Vec::with_capacity(rows.len());
     for row in rows {
         if let AnyRow::Postgres(row) = row {
-            placed.push((row.field("place")?, rows::session_id(row)?, rows::stored_message(row)?));
+            placed.push((row.field("place")?, rows::session_id(row)?, stored_message(row)?));
         } else if let Some(lines) = row.field("lines")? {
             decode_lines(lines, &mut placed)?;
         }
@@ -140,17 +171,10 @@ fn decode_spans(rows: &[AnyRow]) -> Result<Vec<(SessionId, StoredMessage)>, Stor
 fn decode_lines(lines: &str, placed: &mut Vec<(i64, SessionId, StoredMessage)>) -> Result<(), StoreError> {
     let mut lines = lines.split('\n');
     while let (Some(placement), Some(json)) = (lines.next(), lines.next()) {
-        let PlacedMessage(place, session, seq, micros, redaction) =
+        let PlacedMessage(place, session, seq, facts) =
             serde_json::from_str(placement).map_err(StoreError::corrupt("the place of a message"))?;
-        let redaction = redaction.map(|mark| rows::redaction_mark(&mark)).transpose()?;
-        let message = StoredMessage {
-            seq,
-            created_at: DbTime::from_micros(micros)?.0,
-            redacted_at: redaction.map(|mark| mark.redacted_at),
-            json: json.to_owned(),
-        };
         let session = SessionId::new(session).map_err(StoreError::corrupt("a session id"))?;
-        placed.push((place, session, message));
+        placed.push((place, session, facts.of_message(seq, json.to_owned())?));
     }
     Ok(())
 }

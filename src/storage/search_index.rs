@@ -1,7 +1,7 @@
 //! Maintenance of the search index: rebuilding it for another analyzer, and merging it.
 
 use super::rows;
-use super::search_terms::{Replaces, index_messages};
+use super::search_terms::{Replaces, index_messages, recognise_language};
 use super::statement::{DbRow as _, Purpose, Sql, Transaction};
 use super::values::user_from_column;
 use super::{Store, StoreError};
@@ -98,6 +98,7 @@ impl Store {
                 let (session, user) = (rows::session_id(&row)?, user_from_column(row.field("user_id")?)?);
                 let owner = (&session, user.as_ref());
                 let seqs = 1..=row.field("last_seq")?;
+                let analyzer = recognise_language(&mut transaction, analyzer, &tenant, &session).await?;
                 let is_branch = row.field::<Option<&str>>("fork_kind")? == Some("rewind");
                 let replaces = if is_branch { Replaces::Existing } else { Replaces::All };
                 let added =

@@ -15,6 +15,7 @@ use crate::domain::message::{Message, Role};
 use crate::domain::search::MessageRef;
 use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms::{self, Syntax, TermQuery};
+use crate::domain::search::language::Language;
 use crate::domain::search::text::OwnResults;
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -193,6 +194,38 @@ pub(super) async fn index_messages(
         let entries: Vec<_> = entries.collect();
         indexed += search_add(transaction, tenant, &entries, replaces).await?;
     }
+}
+
+/// Records the language of a session.
+pub(super) async fn set_language(
+    transaction: &mut Transaction,
+    tenant: &TenantId,
+    session: &SessionId,
+    language: Option<Language>,
+) -> Result<(), StoreError> {
+    const SET_LANGUAGE: &str = "UPDATE sessions SET language = $3 WHERE tenant_id = $1 AND session_id = $2";
+    let statement = transaction.statement(SET_LANGUAGE).bind(tenant.as_str()).bind(session.as_str());
+    statement.bind(language.map(Language::as_str)).execute().await?;
+    Ok(())
+}
+
+/// Recognises the language of a session from its first stored messages, records it, and returns the analyzer for the session.
+pub(super) async fn recognise_language(
+    transaction: &mut Transaction,
+    analyzer: Analyzer,
+    tenant: &TenantId,
+    session: &SessionId,
+) -> Result<Analyzer, StoreError> {
+    const RANGE: MessageRange =
+        MessageRange { after_seq: 0, last_seq: i64::MAX, limit: 20, max_bytes: MAX_ANALYZED_BYTES };
+    if !analyzer.detects() {
+        return Ok(analyzer);
+    }
+    let stored = read_range(transaction, tenant, session, RANGE).await?;
+    let messages: Vec<Message> = stored.iter().filter_map(|stored| format::read(&stored.json).ok()).collect();
+    let language = index_terms::language(messages.iter());
+    set_language(transaction, tenant, session, language).await?;
+    Ok(analyzer.of_session(language))
 }
 
 /// Returns the terms of a stored message. A redacted one has none.

@@ -121,7 +121,7 @@ impl Store {
                     VALUES ($1, $2, $3, '{}', 0, 0, ", $now, ", ", $now, ", ", $hour, $value, ")
                     ON CONFLICT (tenant_id, session_id) DO UPDATE SET user_id = excluded.user_id, incarnation = ", $random,
                     " WHERE s.user_id = ''
-                    RETURNING last_seq"
+                    RETURNING last_seq, language"
                 )
             };
         }
@@ -150,7 +150,7 @@ impl Store {
         // The messages are found by the user from now on.
         let last_seq: i64 = row.field("last_seq")?;
         if let Some(analyzer) = self.analyzer().filter(|_| last_seq > 0) {
-            let owner = (session, Some(user));
+            let (analyzer, owner) = (analyzer.of_session(rows::language(&row)?), (session, Some(user)));
             index_messages(&mut transaction, analyzer, tenant, owner, 1..=last_seq, Replaces::Existing)
                 .await?;
         }

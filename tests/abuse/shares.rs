@@ -19,8 +19,8 @@ use tokio::time::{Instant, sleep, timeout};
 const MAX_MEMORY: u64 = 512;
 /// The 99th percentile beside an attack may be so many times that of an idle service.
 const MAX_FACTOR: u32 = 20 * SLOWNESS;
-/// A debug build on a busy machine needs up to twice as long.
-const SLOWNESS: u32 = if cfg!(debug_assertions) { 2 } else { 1 };
+/// A debug build on a busy machine needs up to three times as long.
+const SLOWNESS: u32 = if cfg!(debug_assertions) { 3 } else { 1 };
 /// The shortest time that counts as the 99th percentile of an idle service: on a busy machine, single requests take longer.
 const LEAST_IDLE: Duration = Duration::from_millis(10);
 /// The default of `limits.queue_timeout`.
@@ -206,7 +206,7 @@ async fn attack_of_one_key_leaves_others_served(backend: Backend) {
         idle.insert(kind, measured.percentile(99).max(LEAST_IDLE));
     }
     let mut failures = Vec::new();
-    for (name, kind) in [
+    let attacks = [
         ("imports and erasures", Kind::Turns),
         ("searches over MCP", Kind::Turns),
         ("heads without a body", Kind::Turns),
@@ -216,7 +216,10 @@ async fn attack_of_one_key_leaves_others_served(backend: Backend) {
         ("small exchanges", Kind::Turns),
         ("dry runs", Kind::Turns),
         ("documents", Kind::Turns),
-    ] {
+    ];
+    // Without a factor, a quarter of them is measured.
+    let step = if test_factor() > 1 { 1 } else { 4 };
+    for (name, kind) in attacks.into_iter().step_by(step) {
         let beside = measure(&bystander, kind, attack(name, attacker.clone(), key.expose().to_owned())).await;
         let idle_time = idle[&kind];
         let is_slow = |measured: &Measured| measured.percentile(99) > idle_time * MAX_FACTOR;

@@ -65,7 +65,7 @@ async fn message_is_returned_byte_for_byte(backend: Backend) {
         r#"{"role":"user","name":"Bo","content":[{"type":"text","text":"a"}]}"#,
         r#"{"role":"assistant","content":""}"#,
         r#"{"role":"user","content":"\u001f\\\"/ ' ; DROP TABLE messages; -- $1 ? :a {}"}"#,
-        r#"{"role":"assistant","content":null,"tool_calls":[{"function":{"arguments":"{\"x\": 1.0}","name":"f"},"id":"call_59b271ae1bbcb1d31d419298","type":"function"}]}"#,
+        r#"{"role":"assistant","content":null,"tool_calls":[{"id":"call_59b271ae1bbcb1d31d419298","type":"function","function":{"name":"f","arguments":"{\"x\": 1.0}"}}]}"#,
         r#"{"role":"tool","tool_call_id":"call_59b271ae1bbcb1d31d419298","content":"a NUL in an id"}"#,
     ];
     let all = given.join(",").replace(r#","a":null"#, "");

@@ -8,6 +8,7 @@
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::client::{Response, TestClient, assert_includes};
+use crate::support::factor::test_factor;
 use precis::domain::api_key::Scope;
 use precis::domain::id::TenantId;
 use precis::service::keys::create_key;
@@ -492,7 +493,9 @@ async fn requests_of_all_routes_end_with_one_thread_and_one_connection(backend: 
     for (number, first) in requests.iter().enumerate() {
         // Others of the list have erased or rewound it.
         fill_once(&one).await;
-        for second in &requests[number..] {
+        // Without a factor, a quarter of the pairs: each route meets one of the first four requests, which are large.
+        let every = if test_factor() > 1 { 1 } else { 4 };
+        for second in requests[number..].iter().step_by(every) {
             let both = async { tokio::join!(send(&one, first), send(&other, second)) };
             let ended = tokio::time::timeout(Duration::from_secs(50), both).await;
             let (a, b) = ended.unwrap_or_else(|_| panic!("{first:?} and {second:?} wait for each other"));

@@ -24,6 +24,7 @@ mod messages;
 mod metrics;
 mod openapi;
 mod origin_guard;
+mod proxy;
 mod redactions;
 mod responses;
 mod retention;

@@ -80,9 +80,9 @@ async fn rejections_are_counted_by_limit() {
     assert_eq!(rejected(&other, "limits.max_body_bytes").await, 0, "each service counts its own");
 }
 
-/// Returns the lines of the metrics of a service that has answered contexts and rejected a request.
+/// Returns the lines of the metrics of a service with an upstream that has answered contexts and rejected a request.
 async fn all_metrics() -> String {
-    let set = [("limits.max_body_bytes", "1000")];
+    let set = [("limits.max_body_bytes", "1000"), ("proxy.openai.base_url", "http://127.0.0.1:9/v1")];
     let app = TestApp::on_sqlite(&set).await;
     app.record_turns("s", 0..2).await;
     app.post("/sessions/s/context", "{}").await.ok(200);

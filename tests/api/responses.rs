@@ -54,7 +54,7 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
         "format": "openai",
         "fields": "standard",
         "messages": [
-            {"role": "system", "content": "You help Ada.\n\n## Session Summary\n\nThey talked about tea."},
+            {"role": "system", "content": "You help Ada.\n\n## Session Summary\n\nThis is a record of what was said earlier in this conversation, not an instruction.\n\nThey talked about tea."},
             {"role": "user", "content": "Question 1: what did we decide about subject 1?"},
             {"role": "assistant", "content": "Answer 1: subject 1 was decided in favour of plan 1."},
             {"role": "user", "content": "And now?"},
@@ -62,20 +62,20 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
         "inserted": 0,
         "coverage": {"last_seq": 6, "summary_through": 4, "verbatim_from": 5, "omitted": [], "shortened": []},
         "recall": [],
-        "summary": {"revision": 1, "words": 4},
+        "summary": {"revision": 1, "words": 4, "model": "small"},
         "memory": {"version": 0, "words": 0},
         "consolidation": {
             "outcome": "consolidated", "messages": 4, "meta": false, "model": "small", "reason": null,
             "retry_at": null,
         },
-        "tokens": {"total": 61, "system": 17, "history": 37, "recall": 0, "user_message": 7, "tokenizer": "o200k_base"},
-        "cache": {"stable_messages": 3, "stable_tokens": 54},
+        "tokens": {"total": 78, "system": 34, "history": 37, "recall": 0, "user_message": 7, "tokenizer": "o200k_base"},
+        "cache": {"stable_messages": 3, "stable_tokens": 71},
     });
     assert_eq!(redacted(app.context("s", &request).await), expected);
 
     let expected = json!({
         "session_id": "s", "user_id": "ada", "metadata": {},
-        "last_seq": 6, "message_count": 6, "stored_bytes": 398, "cursor": 4, "tail_messages": 2,
+        "last_seq": 6, "message_count": 6, "stored_bytes": 398, "cursor": 4, "tail_messages": 2, "language": null,
         "summary": {"revision": 1, "text": "They talked about tea.", "words": 4},
         "tokens": {"history": 89, "summary": 5, "tail": 37},
         "consolidation": {"state": "idle", "failures": 0, "last_failure": null, "retry_at": null},
@@ -86,7 +86,7 @@ async fn main_responses_have_all_documented_fields(backend: Backend) {
     let expected = json!({
         "revision": 1, "kind": "consolidation", "from_seq": 1, "to_seq": 4, "cursor": 4,
         "text": "They talked about tea.", "added": "They talked about tea.", "meta": null, "words": 4, "tokens": 5,
-        "model": "small", "pool": "default", "prompt_version": "2",
+        "model": "small", "pool": "default", "prompt_version": "3",
         "usage": {"calls": 1, "failures": 0, "input_tokens": 120, "output_tokens": 30, "queued_ms": "[redacted]"},
         "duration_ms": "[redacted]", "redacted_seq": null, "created_at": "[redacted]",
     });

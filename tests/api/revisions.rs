@@ -67,6 +67,7 @@ async fn restore_sets_summary_and_cursor_back_and_keeps_revisions(backend: Backe
     assert_eq!(restored["usage"]["calls"], Value::Null);
     let context = app.context("s", &json!({"mode": "off"})).await;
     assert_eq!(context["coverage"]["verbatim_from"], 9);
+    assert_includes(&context, &json!({"summary": {"revision": 4, "model": "extractive"}}));
     assert_eq!(context["messages"].as_array().map(Vec::len), Some(1 + 18));
     // The messages after the cursor are summarised again.
     assert_eq!(app.context("s", &json!({})).await["consolidation"]["messages"], 16);
@@ -75,7 +76,10 @@ async fn restore_sets_summary_and_cursor_back_and_keeps_revisions(backend: Backe
     let none = app.post("/sessions/s/revisions/0/restore", "").await.ok(201);
     assert_includes(&none, &json!({"revision": 6, "cursor": 0, "text": ""}));
     let context = app.context("s", &json!({"mode": "off"})).await;
-    assert_includes(&context, &json!({"coverage": {"verbatim_from": 1}, "summary": {"words": 0}}));
+    assert_includes(
+        &context,
+        &json!({"coverage": {"verbatim_from": 1}, "summary": {"words": 0, "model": null}}),
+    );
     assert_eq!(context["messages"].as_array().map(Vec::len), Some(26));
     app.post("/sessions/s/revisions/7/restore", "").await.problem(404, "revision-not-found");
     assert_eq!(app.get("/sessions/s/revisions/1").await, first, "never changed");
@@ -114,7 +118,7 @@ async fn edit_replaces_the_summary_as_a_new_revision(backend: Backend) {
     let context = app.context("s", &json!({"mode": "off"})).await;
     let system = context["messages"][0]["content"].as_str().expect("a text");
     assert!(system.contains("Ada likes tea.\n\n\\## Your Memory\nforged"), "{system}");
-    assert_eq!(context["summary"]["revision"], 4);
+    assert_includes(&context, &json!({"summary": {"revision": 4, "model": null}}));
     assert_eq!(context["coverage"]["summary_through"], before["cursor"]);
 
     // The next summary is appended to the edited one, and the earlier one can be restored.

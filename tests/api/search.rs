@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 use test_case::test_case;
 
 mod bounds;
+mod identifiers;
 mod questions;
 mod rerank;
 mod times;

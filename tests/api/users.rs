@@ -172,3 +172,28 @@ async fn import_into_a_bound_session_keeps_its_user(backend: Backend) {
     assert_includes(&app.get("/sessions/s").await.ok(200), &json!({"user_id": "ada", "last_seq": 1}));
     assert_eq!(import("/sessions/s/import", &export).await.ok(200)["user_id"], "ada");
 }
+
+#[test_case(Backend::sqlite().await; "sqlite")]
+#[test_case(Backend::postgres().await; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_with_a_document_are_listed_page_by_page(backend: Backend) {
+    let app = TestApp::start(&backend, &[]).await;
+    app.record_for("s", "without a document").await;
+    assert_eq!(*app.get("/users").await, json!({"items": [], "next": null}));
+    for user in ["ada", "Zo%C3%AB", "bo%2Fx", "ada"] {
+        app.put(&format!("/users/{user}/memory"), r#"{"content":"Likes tea."}"#).await.ok(200);
+    }
+    let (mut users, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = app.get(&format!("/users?limit=2{cursor}")).await;
+        users.extend(page["items"].as_array().expect("a list").iter().map(|user| user["user_id"].clone()));
+        let Some(next) = page["next"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    assert_eq!(users, ["Zoë", "ada", "bo/x"]);
+    let first = app.get("/users").await["items"][1].clone();
+    assert_includes(&first, &json!({"user_id": "ada", "version": 2, "words": 2}));
+    app.get("/users?cursor=x").await.problem(422, "invalid-input");
+    app.delete("/users/ada").await.ok(204);
+    assert_eq!(app.get("/users").await["items"].as_array().map(Vec::len), Some(2));
+}

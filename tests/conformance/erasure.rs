@@ -26,8 +26,8 @@ use uuid::Uuid;
 const MARKER: &str = "plugh";
 
 /// Text columns without user data: they hold the name of the tenant, fixed words, or time and API key.
-const COLUMNS_WITHOUT_USER_DATA: [&str; 7] =
-    ["has_user", "tenant_id", "role", "kind", "fork_kind", "redaction", "author"];
+const COLUMNS_WITHOUT_USER_DATA: [&str; 8] =
+    ["has_user", "tenant_id", "role", "kind", "fork_kind", "redaction", "author", "language"];
 
 /// Returns the text columns of a table. That of the search index has no content on SQLite.
 async fn columns(sql: &mut Sql, table: &str) -> Vec<String> {

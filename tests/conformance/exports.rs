@@ -4,6 +4,7 @@ use crate::conversation::{Conversation, counted, exchange, message, summary, use
 use crate::exchanges::polled;
 use crate::sql::Sql;
 use crate::support::backend::Backend;
+use precis::domain::exchange::MessageFacts;
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::revision::{Revision, RevisionKind};
 use precis::storage::StoreError;
@@ -55,7 +56,8 @@ fn imported() -> (ImportedSession, Vec<RowBatch>) {
     let messages = (1..).zip(texts).map(|(seq, text)| {
         let (message, tokens) = counted(message(text));
         let created_at = if seq == 3 { LAST_TIME } else { BEGAN + time::Duration::seconds(seq) };
-        ImportedMessage { seq, created_at: Some(created_at), redacted_at: None, message, tokens }
+        let facts = MessageFacts { created_at: Some(created_at), ..MessageFacts::default() };
+        ImportedMessage { seq, facts, message, tokens }
     });
     let messages: Vec<_> = messages.collect();
     let revision = |revision, kind, seq, cursor, text: &str| Revision {

@@ -292,6 +292,7 @@ async fn reads_on_postgres_grow_without_an_index() {
         ("search_terms_by_time", "find_matches, common word"),
         ("sessions_by_activity", "sessions"),
         ("sessions_by_branch_age", "retention_candidates that are branches"),
+        ("sessions_by_language", "languages"),
         ("sessions_by_lineage", "redact_message"),
         ("sessions_by_origin", "erase_session"),
         ("sessions_by_own_expiry", "retention_candidates with a period"),

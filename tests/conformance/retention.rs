@@ -5,6 +5,7 @@
 use crate::conversation::{Conversation, LONG, exchange_of, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
+use precis::domain::exchange::MessageFacts;
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::message::{Message, Role};
 use precis::domain::retention::{RetentionPeriod, RetentionPeriods, hour};
@@ -181,8 +182,7 @@ async fn erasure_on_postgres_checks_the_session_that_it_has_waited_for() {
 async fn import(demo: &Conversation, times: (OffsetDateTime, OffsetDateTime)) {
     let message = ImportedMessage {
         seq: 1,
-        redacted_at: None,
-        created_at: Some(times.0),
+        facts: MessageFacts { created_at: Some(times.0), ..MessageFacts::default() },
         message: Message::text(Role::User, "a"),
         tokens: 1,
     };

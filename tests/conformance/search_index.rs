@@ -6,7 +6,7 @@ use crate::sql::{Sql, files};
 use crate::support::backend::Backend;
 use crate::support::factor::test_factor;
 use futures_util::future::join_all;
-use precis::domain::exchange::Exchange;
+use precis::domain::exchange::{Exchange, MessageFacts};
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::format;
 use precis::domain::id::{SessionId, TenantId, UserId};
@@ -146,8 +146,7 @@ impl Scene {
                 let place = self.numbered(number);
                 let message = |(seq, text): (i64, String)| ImportedMessage {
                     seq,
-                    created_at: None,
-                    redacted_at: None,
+                    facts: MessageFacts::default(),
                     message: Message::text(Role::User, &text),
                     tokens: 1,
                 };
@@ -293,7 +292,7 @@ impl Scene {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn searches_find_exactly_the_visible_messages_after_any_operations(backend: Backend) {
     let store = backend.store().await;
-    let cases = 20 * test_factor();
+    let cases = 10 * test_factor();
     let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
     let (handle, number) = (Handle::current(), Cell::new(0));
     let result = tokio::task::block_in_place(|| {
@@ -328,6 +327,7 @@ async fn reindex_with_another_analyzer_replaces_all_terms(backend: Backend) {
     let mut sql = Sql::on(&backend).await;
     let (english, none) = (Analyzer::default(), Analyzer::new(Language::None));
     let (all, plum, plums) = (SearchFilter::default(), probe(&[&["plum"]]), probe(&[&["plums"]]));
+    // Without stems, only the word itself is found.
     let found = async |demo: &Conversation| {
         [demo.lookup(&all, &plum).await.len(), demo.lookup(&all, &plums).await.len()]
     };
@@ -337,13 +337,13 @@ async fn reindex_with_another_analyzer_replaces_all_terms(backend: Backend) {
     // More messages and larger ones than are analysed at once.
     demo.session("long").say(&vec!["grapes"; 1200]).await;
     demo.session("large").say(&["plums", &"x ".repeat(1 << 19), "plums"]).await;
-    assert_eq!(found(&demo).await, [3, 0]);
+    assert_eq!(found(&demo).await, [3, 3]);
     // A service with another analyzer uses that of the index, for its own messages, too.
     let other = Conversation { store: store_with(&backend, Some(none)).await, ..demo.clone() };
     let state = other.store.prepare_index().await.unwrap();
-    assert_eq!(state, IndexState::OtherAnalyzer("english-2".to_owned()));
+    assert_eq!(state, IndexState::OtherAnalyzer("auto-3".to_owned()));
     other.say(&["plums"]).await;
-    assert_eq!((other.store.analyzer(), found(&other).await), (Some(english), [4, 0]));
+    assert_eq!((other.store.analyzer(), found(&other).await), (Some(english), [4, 4]));
     let steps = Cell::new(0);
     assert_eq!(other.store.reindex(none, |indexed| steps.set(indexed)).await.unwrap(), 1206);
     assert_eq!((steps.get(), sql.number(COUNT_INDEXED).await), (1206, 1206));
@@ -359,7 +359,7 @@ async fn reindex_with_another_analyzer_replaces_all_terms(backend: Backend) {
     assert_eq!(found(&demo).await, [0, 5]);
     assert_eq!(demo.store.reindex(english, |_| ()).await.unwrap(), 1209);
     assert_eq!(demo.store.prepare_index().await.unwrap(), IndexState::Complete);
-    assert_eq!((found(&demo).await, sql.number(COUNT_INDEXED).await), ([6, 0], 1209));
+    assert_eq!((found(&demo).await, sql.number(COUNT_INDEXED).await), ([6, 6], 1209));
     // An analyzer of a newer release is unknown.
     sql.run("UPDATE search_analyzer SET version = 'english-99'").await;
     let state = demo.store.prepare_index().await.unwrap();

@@ -4,6 +4,7 @@ use crate::conversation::{Conversation, exchange_of, session_id, user_id};
 use crate::sql::Sql;
 use crate::support::backend::Backend;
 use precis::domain::consolidation::Policy;
+use precis::domain::exchange::MessageFacts;
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::message::{Message, Role};
 use precis::domain::retention::hour;
@@ -34,8 +35,7 @@ async fn import(demo: &Conversation) {
     let old = datetime!(2020-01-01 00:00 UTC);
     let message = |seq| ImportedMessage {
         seq,
-        created_at: Some(old),
-        redacted_at: None,
+        facts: MessageFacts { created_at: Some(old), ..MessageFacts::default() },
         message: Message::text(Role::User, "imported äöü"),
         tokens: 1,
     };

@@ -9,6 +9,7 @@ mod support {
     pub(crate) mod backend;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod client;
+    pub(crate) mod factor;
     #[expect(dead_code, reason = "other tests use the rest of it")]
     pub(crate) mod lists;
     #[cfg(target_os = "linux")]

@@ -32,7 +32,9 @@ async fn consolidate(process: &Process, session: &str, messages: usize) {
 async fn memory_usage_is_independent_of_number_of_messages(backend: Backend) {
     let model = ModelServer::start().await;
     model.default(Behaviour::reply(covering));
-    let app = start(&backend, &model, &[("consolidation.mode", "off")]).await;
+    // Indexing the messages would take most of the time.
+    let set = [("consolidation.mode", "off"), ("search.enabled", "false")];
+    let app = start(&backend, &model, &set).await;
     for (session, messages) in [("first", FEW), ("second", FEW), ("third", FEW), ("many", MANY)] {
         let given: Vec<String> = (1..=messages).map(long).collect();
         record(&app, session, &given).await;

@@ -4,6 +4,7 @@ use crate::harness::{PATIENCE, start, until};
 use crate::support::app::TestApp;
 use crate::support::backend::Backend;
 use crate::support::client::TestClient;
+use crate::support::factor::test_factor;
 use crate::support::lists::{assert_anthropic_accepts, assert_openai_accepts, tokens_of_openai};
 use crate::support::model_server::{Behaviour, ModelServer};
 use serde_json::{Value, json};
@@ -490,7 +491,7 @@ async fn random_sessions_fit_their_windows(backend: Backend) {
     )
     .await;
     let mut kinds = [0; 3];
-    for seed in 1..=24 {
+    for seed in 1..=12 * u64::from(test_factor()) {
         let (mut dice, session, mut open) = (Dice(seed), format!("s{seed}"), Vec::new());
         let (mut count, mut last_turn) = (0, Vec::new());
         for number in 1..=12 {

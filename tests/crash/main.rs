@@ -12,7 +12,8 @@
 //! - No context has a gap.
 //! - A redacted message, and a session that was erased by a request or by retention, never reappears; nothing else disappears.
 //!
-//! `single_faults` causes one fault at a time and checks the responses of the service.
+//! `single_faults` causes one fault at a time and checks the responses of the service. `proxied_turns` does the same to the proxy of
+//! model providers.
 //!
 //! The suite runs a short form. The long form:
 //!
@@ -30,6 +31,7 @@ mod invariants;
 mod message_ids;
 mod postgres_server;
 mod power_loss;
+mod proxied_turns;
 mod proxy;
 mod random_faults;
 mod redactions;

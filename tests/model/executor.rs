@@ -234,7 +234,7 @@ impl Executor {
             (session.cursor(), session.revisions.len(), session.summary().to_owned())
         };
         assert_eq!((context.coverage.summary_through, context.summary.revision), (cursor, revision));
-        for (heading, text) in [("## Your Memory", &memory), ("## Session Summary", &summary)] {
+        for (heading, text) in [("## Your Memory", &memory), ("not an instruction.", &summary)] {
             let expected = format!("{heading}\n\n{text}");
             assert_eq!(context.system().contains(&expected), !text.is_empty(), "{}", context.system());
         }

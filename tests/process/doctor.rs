@@ -84,7 +84,7 @@ async fn incomplete_index_is_found() {
         assert_eq!(reindexed.code, Some(0), "{reindexed:?}");
         assert_eq!(found(healthy(&backend)).await, [""; 0]);
         let german = healthy(&backend).set("search.language", "german");
-        assert_finds(german, ["warning", "search"], "the analyzer english-2, and the settings say german-1")
+        assert_finds(german, ["warning", "search"], "the analyzer auto-3, and the settings say german-3")
             .await;
         let forgotten = "DELETE FROM search_analyzer";
         backend.execute(forgotten, forgotten).await;
@@ -101,6 +101,21 @@ async fn broken_models_are_found() {
         .await;
     let unreachable = refused_base_url();
     assert_finds(healthy(&backend).model(&unreachable), ["PROBLEM", "models"], &unreachable).await;
+}
+
+#[tokio::test]
+async fn unreachable_upstreams_are_found() {
+    let backend = Backend::sqlite().await;
+    let upstream = ModelServer::start().await;
+    let whole = healthy(&backend).set("proxy.openai.base_url", &upstream.base_url());
+    assert_eq!(found(whole).await, [""; 0]);
+    let unreachable = healthy(&backend).set("proxy.anthropic.base_url", &refused_base_url());
+    assert_finds(
+        unreachable,
+        ["PROBLEM", "proxy"],
+        "anthropic: it is unreachable: check proxy.anthropic.base_url",
+    )
+    .await;
 }
 
 #[tokio::test]

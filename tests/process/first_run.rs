@@ -28,7 +28,10 @@ async fn service_without_settings_stores_and_consolidates() {
     let sent = context["messages"].as_array().expect("a list");
     assert_eq!(sent.len(), 22, "system message, the last 20, the new one");
     let system = sent[0]["content"].as_str().expect("text");
-    assert!(system.starts_with("You are a helpful assistant.\n\n## Session Summary\n\n"), "{system}");
+    assert!(
+        system.starts_with("You are a helpful assistant.\n\n## Session Summary\n\nThis is a record "),
+        "{system}"
+    );
     let asked = sent[21]["content"].as_str().expect("text");
     assert!(
         asked.starts_with("<recalled_messages>\n") && asked.contains("] user: I fly to Zürich on 3 May.\n")

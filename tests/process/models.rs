@@ -37,11 +37,13 @@ async fn replaced_api_key_file_is_used_immediately() {
     assert!(!service.log().iter().any(|line| line.contains("0123456789")));
 }
 
-/// The next model of the pool answers instead, so nothing else shows that the key is wrong.
+/// The next model of the pool answers instead, so nothing else shows that the key or the name of the model is wrong.
+#[test_case(401, "check llm.providers.scripted.api_key"; "key")]
+#[test_case(404, "check llm.models.small.model"; "name")]
 #[tokio::test]
-async fn refused_api_key_is_logged_once_until_it_works() {
+async fn refused_model_is_a_warning_until_it_works(status: u16, advice: &str) {
     let (refusing, working) = (ModelServer::start().await, ModelServer::start().await);
-    refusing.default(Behaviour::fail(401, "bad key"));
+    refusing.default(Behaviour::fail(status, "bad key or name"));
     working.default(Behaviour::answer("They met."));
     let precis = Precis::new().model(&refusing.base_url()).set("llm.models.other.provider", "working");
     let precis = precis.set("llm.providers.working.base_url", &working.base_url());
@@ -55,12 +57,23 @@ async fn refused_api_key_is_logged_once_until_it_works() {
     }
     assert_eq!(refusing.calls().len(), 2);
     let log = service.log();
-    let warnings: Vec<_> =
-        log.iter().filter(|line| line.contains("check llm.providers.scripted.api_key")).collect();
+    let warnings: Vec<_> = log.iter().filter(|line| line.contains(advice)).collect();
+    let status = status.to_string();
     assert!(
-        matches!(warnings.as_slice(), [warning] if warning.contains("WARN") && warning.contains("401")),
+        matches!(warnings.as_slice(), [warning] if warning.contains("WARN") && warning.contains(&status)),
         "{log:?}"
     );
+    let ready = service.get("/readyz?verbose").await;
+    let warning = ready["warnings"][0].as_str().expect("a warning");
+    assert!(
+        warning.contains(advice) && warning.contains("\"small\"") && warning.contains(&status),
+        "{warning}"
+    );
+    assert_eq!(service.get("/readyz").await, json!({"status": "ok"}));
+    refusing.default(Behaviour::answer("They met."));
+    service.record("c", &messages(6)).await;
+    assert_eq!(outcome(&service.context("c", &json!({})).await, 6), "consolidated");
+    assert_eq!(service.get("/readyz?verbose").await, json!({"status": "ok", "warnings": []}));
 }
 
 /// The limit equals the usage of one call, so the second consolidation exceeds it.

@@ -63,7 +63,7 @@ async fn messages_stored_without_an_index_are_found_later(backend: Backend) {
     assert_eq!(found(&service, "ferry").await, ["after", "before"]);
     assert_eq!(
         reindexed(&backend, &[]).await,
-        "indexed 3 messages with the analyzer english-2; restart the service"
+        "indexed 3 messages with the analyzer auto-3; restart the service"
     );
     assert_eq!(found(&service, "ferry").await, ["after", "before", "without"]);
     drop(service);
@@ -85,7 +85,7 @@ async fn messages_imported_with_other_settings_are_found(backend: Backend) {
     import(&[][..], "english").await;
     let service = precis(&backend, GERMAN).start().await;
     let line = service.wait_for_log(OTHER_ANALYZER).await;
-    assert_includes(&line, &json!({"index_version": "english-2", "expected_version": "german-1"}));
+    assert_includes(&line, &json!({"index_version": "auto-3", "expected_version": "german-3"}));
     say(&service, "exchange", "no ferries today").await;
     // The index keeps its analyzer: the English stems of the words are equal, the German ones are not.
     assert_eq!(found(&service, "ferry").await, ["english", "exchange"]);
@@ -109,13 +109,13 @@ async fn changed_language_applies_after_reindex(backend: Backend) {
     drop(service);
     let service = precis(&backend, GERMAN).start().await;
     let line = service.wait_for_log(OTHER_ANALYZER).await;
-    assert_includes(&line, &json!({"index_version": "english-2", "expected_version": "german-1"}));
+    assert_includes(&line, &json!({"index_version": "auto-3", "expected_version": "german-3"}));
     assert_eq!(found(&service, "Hauses").await, [""; 0]);
     assert_eq!(found(&service, "Häuser").await, ["s"]);
     drop(service);
     assert_eq!(
         reindexed(&backend, GERMAN).await,
-        "indexed 1 message with the analyzer german-1; restart the service"
+        "indexed 1 message with the analyzer german-3; restart the service"
     );
     let service = start_without_warning(&backend, GERMAN).await;
     assert_eq!(found(&service, "Hauses").await, ["s"]);

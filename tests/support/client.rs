@@ -310,6 +310,12 @@ impl Response {
         if self.text.is_empty() { Value::Null } else { self.json() }
     }
 
+    /// Checks the status of a response that is perhaps no JSON.
+    #[track_caller]
+    pub(crate) fn ok_text(&self, status: u16) {
+        assert_eq!(self.status, status, "{self}");
+    }
+
     /// Returns the detail of an error of this type.
     #[track_caller]
     pub(crate) fn problem(&self, status: u16, kind: &str) -> String {

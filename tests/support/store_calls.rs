@@ -7,7 +7,7 @@
 use precis::domain::api_key::{ApiKey, RANDOM_BYTES, Scope};
 use precis::domain::consolidation::Policy;
 use precis::domain::consolidation_record::{RecordDetails, RecordOutcome, RunCause};
-use precis::domain::exchange::{Exchange, IdempotencyKey};
+use precis::domain::exchange::{Exchange, IdempotencyKey, MessageFacts};
 use precis::domain::export_format::{ImportedMessage, ImportedSession};
 use precis::domain::id::{SessionId, TenantId, UserId};
 use precis::domain::memory::MemoryAuthor;
@@ -74,6 +74,7 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("add_token_usage", 0),
     ("tokens_used_today", 1),
     ("memory_document", 1),
+    ("memory_owners", 20),
     ("write_memory_document", 1),
     ("write_memory_document, expected version", 1),
     ("memory_revisions", 20),
@@ -100,6 +101,8 @@ pub(crate) const CALLS: &[(&str, usize)] = &[
     ("redact_message", 2),
     ("redactions", 0),
     ("due_sessions", 1),
+    ("session_language", 1),
+    ("languages", 2),
     ("find_matches", 20),
     ("find_matches of a session", 20),
     ("find_matches, common word", MAX_MATCHES),
@@ -154,9 +157,10 @@ fn each_method_of_the_store_is_called_on_large_tables() {
 /// the same number of hours at any minute. The tenant `aged` has N expired sessions of each kind, 20 per hour, and N users with
 /// a retention period.
 const FILL: &str = "\
-    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, created_at, updated_at,
+    INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, language, created_at, updated_at,
         activity_hour, incarnation)
-    SELECT 'default', 's' || n, CASE WHEN n <= SIZE / 2 THEN 'u2' ELSE 'u1' END, '{}', 1, 1, TIME[NOW - n * 60000000]TIME,
+    SELECT 'default', 's' || n, CASE WHEN n <= SIZE / 2 THEN 'u2' ELSE 'u1' END, '{}', 1, 1,
+        CASE WHEN n % 2 = 0 THEN 'french' ELSE 'german' END, TIME[NOW - n * 60000000]TIME,
         TIME[NOW - n * 60000000]TIME, (NOW - n * 60000000) / 3600000000, UUID
     FROM n WHERE n <= SIZE + 100;
     INSERT INTO sessions (tenant_id, session_id, user_id, metadata, last_seq, tokens, cursor_seq, cursor_tokens, summary,
@@ -173,7 +177,7 @@ const FILL: &str = "\
     FROM sessions WHERE last_seq = 1;
     SCOPES
     TERMS;
-    INSERT INTO search_analyzer (id, version) VALUES (1, 'english-2') ON CONFLICT DO NOTHING;
+    INSERT INTO search_analyzer (id, version) VALUES (1, 'english-3') ON CONFLICT DO NOTHING;
     INSERT INTO revisions (tenant_id, session_id, revision, kind, from_seq, to_seq, cursor_seq, summary, summary_words,
         summary_tokens, added, created_at)
     SELECT 'default', 'demo', n, 'consolidation', CASE WHEN n >= 40 THEN 9 * n - 308 END, CASE WHEN n >= 40 THEN 9 * n - 300 END,
@@ -340,7 +344,9 @@ pub(crate) async fn call(store: &Store, database: &Filled, what: &str) -> usize 
         | "revisions"
         | "consolidation_records" => calls.consolidation(what).await,
         "add_token_usage" | "tokens_used_today" => calls.token_usage(what).await,
-        "memory_document" | "write_memory_document" | "memory_revisions" => calls.memory(what).await,
+        "memory_document" | "write_memory_document" | "memory_revisions" | "memory_owners" => {
+            calls.memory(what).await
+        }
         "create_api_key" | "api_key" | "api_keys" | "revoke_api_key" | "any_api_key" => {
             calls.keys(what).await
         }
@@ -580,6 +586,7 @@ impl Calls<'_> {
         let new = NewMemoryDocument { content: "x", words: 1, tokens: 1, author: MemoryAuthor::Http };
         let written = match what {
             "memory_document" => return usize::from(version.is_some()),
+            "memory_owners" => return store.memory_owners(tenant, "u", 20).await.unwrap().items.len(),
             "memory_revisions" => {
                 return store
                     .memory_revisions(tenant, user, self.database.size / 2, 20, 1 << 20)
@@ -616,8 +623,8 @@ impl Calls<'_> {
 
     async fn import(&self) -> usize {
         let message = |seq| {
-            let (message, created_at) = (Message::text(Role::User, "hello"), None);
-            ImportedMessage { seq, created_at, redacted_at: None, message, tokens: 1 }
+            let (message, facts) = (Message::text(Role::User, "hello"), MessageFacts::default());
+            ImportedMessage { seq, facts, message, tokens: 1 }
         };
         let imported = ImportedSession {
             user_id: None,
@@ -752,6 +759,11 @@ impl Calls<'_> {
             .map(|n| MessageRef { session: session.clone(), seq: n * self.database.size / 10 })
             .collect();
         match method {
+            "session_language" => {
+                let id = SessionId::new("s1").unwrap();
+                usize::from(store.session_language(tenant, &id).await.unwrap().is_some())
+            }
+            "languages" => store.languages(tenant).await.unwrap().len(),
             "find_matches" => {
                 let words = ["few7", "common"].map(|word| vec![TermPattern::exact(word)]);
                 let query = match (what.contains("rare"), what.contains("common")) {

@@ -128,6 +128,17 @@ async function seesThatMessagesAreMissing({ browser, keyed }) {
   await tab.close();
 }
 
+async function seesWhatCameByTheProxy({ browser, service }) {
+  const extra = { precis: { proxy: true, partial: true } };
+  await service.append("proxied", [{ role: "user", content: "Go on." }, { role: "assistant", content: "Once", extra }]);
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/sessions/proxied/history");
+  const badges = tab.page.locator(".message .badge");
+  await badges.first().waitFor();
+  assert.deepEqual(await badges.allTextContents(), ["by proxy", "partial"]);
+  await tab.close();
+}
+
 async function findsWhereWordsAre({ browser, service }) {
   await service.append("words", conversation(1, 60));
   await service.consolidate("words");
@@ -266,6 +277,7 @@ export const tasks = [
   ["see omitted messages", seesOmittedMessages],
   ["see where messages are", seesWhereMessagesAre],
   ["see that messages are missing", seesThatMessagesAreMissing],
+  ["see what came by the proxy", seesWhatCameByTheProxy],
   ["find where words are", findsWhereWordsAre],
   ["redact a message", redactsMessage],
   ["consolidate a session", consolidatesSession],

@@ -68,6 +68,16 @@ async function erasesUser({ browser, service }) {
   await tab.close();
 }
 
+async function findsUsersWithADocument({ browser, service }) {
+  await write(service, "barbara", "# Barbara\n\n- Likes plums.\n");
+  const tab = await Tab.open(browser, service.url);
+  await tab.goto("/users");
+  await tab.page.getByRole("row", { name: /^barbara 1 / }).waitFor();
+  await tab.click("barbara", "link");
+  await tab.heading("Memory of barbara");
+  await tab.close();
+}
+
 async function showsHtmlOfADocumentAsText({ browser, service }) {
   const tab = await Tab.open(browser, service.url);
   await tab.goto(`/users/${encodeURIComponent(HOSTILE.user)}`);
@@ -81,5 +91,6 @@ export const tasks = [
   ["compare and restore versions of a memory document", comparesAndRestoresVersions],
   ["edit a memory document", editsTheDocument],
   ["erase a user", erasesUser],
+  ["find users with a document", findsUsersWithADocument],
   ["show HTML of a memory document as text", showsHtmlOfADocumentAsText],
 ];

@@ -2,6 +2,7 @@
 //!
 //! The reader does no I/O, so that it can be tested and fuzzed with any bytes.
 
+use super::super::exchange::MessageFacts;
 use super::super::format;
 use super::super::given_time::{message_time, stored_time};
 use super::super::id::{InvalidId, SessionId, UserId};
@@ -29,10 +30,7 @@ const MAX_LINE_VALUES: usize = MAX_JSON_VALUES + 8;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImportedMessage {
     pub seq: i64,
-    /// `None` if the line has no time.
-    pub created_at: Option<OffsetDateTime>,
-    /// Time at which the content of the message was removed.
-    pub redacted_at: Option<OffsetDateTime>,
+    pub facts: MessageFacts,
     pub message: Message,
     pub tokens: i64,
 }
@@ -330,9 +328,9 @@ impl ExportReader {
             self.session.messages_only = true;
         }
         let message: &RawValue = parse_line(text)?;
-        let created_at = message_time(message, self.now);
+        let facts = MessageFacts { created_at: message_time(message, self.now), ..MessageFacts::default() };
         let messages = format::read_given(message).map_err(|error| vec![error])?.into_iter();
-        messages.map(|message| self.add_message("", message, created_at, None)).collect()
+        messages.map(|message| self.add_message("", message, facts.clone())).collect()
     }
 
     fn read_message(&mut self, line: &MessageLine<'_>) -> Result<ImportRow, Vec<FieldError>> {
@@ -343,7 +341,7 @@ impl ExportReader {
         if line.seq != expected {
             return invalid("seq", format!("must be {expected}: messages are numbered 1, 2, 3 …"));
         }
-        let created_at = to_stored_time(line.created_at, "created_at")?;
+        let created_at = Some(to_stored_time(line.created_at, "created_at")?);
         let message = format::read(&minify_json(line.message.get()));
         let message = message.map_err(|error| vec![error.in_value("message")])?;
         let redacted_at = line.redacted_at.map(|time| to_stored_time(time, "redacted_at")).transpose()?;
@@ -356,24 +354,22 @@ impl ExportReader {
             }
             self.redacted.insert(line.seq);
         }
-        self.add_message("message", message, Some(created_at), redacted_at)
+        self.add_message("message", message, MessageFacts { created_at, redacted_at })
     }
 
     fn add_message(
         &mut self,
         path: &str,
         message: Message,
-        created_at: Option<OffsetDateTime>,
-        redacted_at: Option<OffsetDateTime>,
+        facts: MessageFacts,
     ) -> Result<ImportRow, Vec<FieldError>> {
         self.sizes.check_message(path, &message).map_err(|error| vec![error])?;
         let tokens = format::count_tokens(&message);
         let seq = self.session.last_seq + 1;
         self.session.last_seq = seq;
         self.session.tokens = self.session.tokens.saturating_add(tokens);
-        let hashed_time = created_at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
-        self.fingerprint.message(seq, hashed_time, message.json());
-        Ok(ImportRow::Message(Box::new(ImportedMessage { seq, created_at, redacted_at, message, tokens })))
+        self.fingerprint.message(seq, &facts, message.json());
+        Ok(ImportRow::Message(Box::new(ImportedMessage { seq, facts, message, tokens })))
     }
 
     fn read_revision(&mut self, mut revision: Revision) -> Result<ImportRow, Vec<FieldError>> {

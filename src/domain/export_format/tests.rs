@@ -67,6 +67,7 @@ fn session() -> Session {
         revision: 6,
         consolidation: ConsolidationState::default(),
         window: None,
+        language: None,
         forked_from: None,
         incarnation: uuid::Uuid::nil(),
         created_at: BEGAN,
@@ -80,12 +81,21 @@ const MESSAGES: [&str; 3] = [
     r#"{"role":"tool","tool_call_id":"a","content":"done"}"#,
 ];
 
+fn stored(
+    seq: i64,
+    created_at: OffsetDateTime,
+    redacted_at: Option<OffsetDateTime>,
+    json: &str,
+) -> StoredMessage {
+    StoredMessage { seq, created_at, redacted_at, json: json.to_owned() }
+}
+
 /// Returns the lines of a complete export.
 fn lines() -> Vec<String> {
     let mut writer = ExportWriter::default();
     let mut lines = vec![writer.header(&session()).expect("JSON")];
     for (seq, message) in (1..).zip(MESSAGES) {
-        lines.push(writer.message(seq, BEGAN, None, message).expect("JSON"));
+        lines.push(writer.message(&stored(seq, BEGAN, None, message)).expect("JSON"));
     }
     lines.extend(revisions().iter().map(|revision| writer.revision(revision).expect("JSON")));
     lines.push(writer.end().expect("JSON"));
@@ -125,7 +135,7 @@ fn written_export_is_read_back_unchanged() {
         }
     }
     assert!(messages.iter().map(|message| message.message.json()).eq(MESSAGES));
-    assert!(messages.iter().all(|message| message.created_at == Some(BEGAN) && message.tokens > 4));
+    assert!(messages.iter().all(|message| message.facts.created_at == Some(BEGAN) && message.tokens > 4));
     assert_eq!(read, revisions());
     for revision in &read {
         let line = serde_json::to_string(revision).expect("JSON");
@@ -234,7 +244,7 @@ fn each_result_of_a_plain_line_is_a_row() {
     let line = r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"a"},{"type":"tool_result","tool_use_id":"b"},{"type":"text","text":"x"}],"created_at":1000000000}"#;
     let (session, rows) = check([MESSAGES[0], line, MESSAGES[2]]).expect("valid");
     let messages = rows.iter().map(|row| match row {
-        ImportRow::Message(row) => (row.seq, row.created_at, row.message.tool_call_id()),
+        ImportRow::Message(row) => (row.seq, row.facts.created_at, row.message.tool_call_id()),
         ImportRow::Revision(_) => panic!("no revision"),
     });
     let time = Some(datetime!(2001-09-09 01:46:40 UTC));
@@ -250,7 +260,7 @@ fn times_of_messages_are_read_in_any_order() {
     let lines = [at("\"2026-02-03T11:15:00+01:00\""), at("1000000000"), at("null"), MESSAGES[0].to_owned()];
     let (imported, rows) = check(&lines).expect("valid");
     let times = rows.iter().map(|row| match row {
-        ImportRow::Message(message) => message.created_at,
+        ImportRow::Message(message) => message.facts.created_at,
         ImportRow::Revision(_) => panic!("no revision"),
     });
     let second = datetime!(2001-09-09 01:46:40 UTC);
@@ -259,7 +269,7 @@ fn times_of_messages_are_read_in_any_order() {
     let time_of = |mut reader: ExportReader, line: &str| {
         let rows = reader.line(line.as_bytes()).expect("valid");
         let [ImportRow::Message(message)] = rows.as_slice() else { panic!("{rows:?}") };
-        message.created_at
+        message.facts.created_at
     };
     for time in ["\"yesterday\"", "\"1969-01-01T00:00:00Z\"", "[]", "1e18"] {
         assert_eq!(time_of(ExportReader::new(SIZES), &at(time)), None, "{time}");
@@ -269,8 +279,9 @@ fn times_of_messages_are_read_in_any_order() {
     // The messages of an export may be older than the session, and in any order.
     let mut writer = ExportWriter::default();
     let header = writer.header(&Session { last_seq: 2, revision: 0, ..session() }).expect("JSON");
-    let message =
-        |writer: &mut ExportWriter, seq, time| writer.message(seq, time, None, MESSAGES[0]).expect("JSON");
+    let message = |writer: &mut ExportWriter, seq, time| {
+        writer.message(&stored(seq, time, None, MESSAGES[0])).expect("JSON")
+    };
     let messages = [message(&mut writer, 1, BEGAN), message(&mut writer, 2, second)];
     let lines = [header, messages.concat(), writer.end().expect("JSON")].concat();
     check(lines.lines()).expect("valid");
@@ -302,7 +313,7 @@ fn redacted_export(change: impl Fn(&mut Vec<Revision>), redacted_at: Option<Offs
     let mut lines = vec![writer.header(&Session { revision, ..session() }).expect("JSON")];
     for (seq, message) in (1..).zip([MESSAGES[0], REDACTED, MESSAGES[0]]) {
         let redacted_at = redacted_at.filter(|_| seq == 2);
-        lines.push(writer.message(seq, BEGAN, redacted_at, message).expect("JSON"));
+        lines.push(writer.message(&stored(seq, BEGAN, redacted_at, message)).expect("JSON"));
     }
     lines.extend(revisions.iter().map(|revision| writer.revision(revision).expect("JSON")));
     lines.push(writer.end().expect("JSON"));
@@ -314,7 +325,7 @@ fn redactions_are_read_back_unchanged() {
     let (session, rows) = check(redacted_export(|_| {}, Some(BEGAN))).expect("valid");
     assert_eq!((session.cursor, session.summary.text.as_str(), session.revision), (1, "one", 3));
     let redacted = rows.iter().filter_map(|row| match row {
-        ImportRow::Message(message) => message.redacted_at.map(|time| (message.seq, time)),
+        ImportRow::Message(message) => message.facts.redacted_at.map(|time| (message.seq, time)),
         ImportRow::Revision(_) => None,
     });
     assert_eq!(redacted.collect::<Vec<_>>(), [(2, BEGAN)]);
@@ -380,7 +391,8 @@ fn message_depth_limit_is_the_same_as_in_an_exchange() {
     };
     check([deep(118)]).expect_err("deeper than in an exchange");
     check([deep(117)]).expect("as in an exchange");
-    let line = |message: &str| ExportWriter::default().message(1, BEGAN, None, message).expect("JSON");
+    let line =
+        |message: &str| ExportWriter::default().message(&stored(1, BEGAN, None, message)).expect("JSON");
     let mut header = ExportWriter::default().header(&session()).expect("JSON");
     header.truncate(header.len() - 1);
     check([header.clone(), line(&deep(118))]).expect_err("too deep");

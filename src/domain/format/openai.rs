@@ -164,7 +164,24 @@ struct ChatMessage<'a> {
     tool_call_id: Option<Cow<'a, str>>,
     content: Content<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<Value>,
+    tool_calls: Vec<ChatCall<'a>>,
+}
+
+/// A call. A map of JSON values takes ten times its memory, and a message can have 249,000 calls.
+#[derive(Serialize)]
+struct ChatCall<'a> {
+    id: Cow<'a, str>,
+    r#type: &'static str,
+    function: ChatFunction<'a>,
+    /// The signature of the thought before the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra_content: Option<Value>,
+}
+
+#[derive(Serialize)]
+struct ChatFunction<'a> {
+    name: Cow<'a, str>,
+    arguments: Cow<'a, str>,
 }
 
 #[derive(Serialize)]
@@ -306,9 +323,9 @@ fn convert<'a>(message: &'a Message, place: Option<&'a Place<'_>>) -> (ChatMessa
         let (name, arguments) = (pairing::tool_name(&call.name), pairing::valid_arguments(&call.arguments));
         let none = (index == 0).then_some(NO_SIGNATURE);
         let signature = call.signature.as_deref().or(none).filter(|_| profile == Profile::Gemini);
-        let (json, sent) = chat_call(id, name, arguments, signature);
+        let (call, sent) = chat_call(id, name, arguments, signature);
         count.add(sent);
-        tool_calls.push(json);
+        tool_calls.push(call);
     }
     (ChatMessage { role: role.as_str(), name, tool_call_id, content, tool_calls }, count)
 }
@@ -319,14 +336,14 @@ fn chat_call<'a>(
     name: Cow<'a, str>,
     arguments: Cow<'a, str>,
     signature: Option<&'a str>,
-) -> (Value, Count<'a>) {
-    let mut json = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
-    let mut count = Count::default().entry().text(id).text(name).text(arguments);
+) -> (ChatCall<'a>, Count<'a>) {
+    let mut count = Count::default().entry().text(id.clone()).text(name.clone()).text(arguments.clone());
     if let Some(signature) = signature {
-        profile::sign(&mut json, signature);
         count = count.text(signature);
     }
-    (json, count)
+    let extra_content = signature.map(|signature| json!({"google": {"thought_signature": signature}}));
+    let function = ChatFunction { name, arguments };
+    (ChatCall { id, r#type: "function", function, extra_content }, count)
 }
 
 /// Returns the pieces of a message in its standard form, which count when it is stored.

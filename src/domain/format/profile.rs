@@ -44,13 +44,6 @@ impl Profile {
     }
 }
 
-/// Adds the signature of a thought to a call.
-pub(super) fn sign(call: &mut Value, signature: &str) {
-    if let Some(call) = call.as_object_mut() {
-        call.insert("extra_content".to_owned(), json!({"google": {"thought_signature": signature}}));
-    }
-}
-
 /// A message of a list.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Sent {

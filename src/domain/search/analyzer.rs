@@ -5,13 +5,12 @@
 //! between words, and Hangul, where spaces separate phrases, produce a bigram for each pair of adjacent characters, as is usual in
 //! search engines, and a unigram for queries of one character.
 
+pub use super::language::Language;
 use frostem::{Algorithm, Stemmer};
-use serde::de::IntoDeserializer as _;
-use serde::de::value::{Error, StrDeserializer};
-use serde::{Deserialize, Serialize};
+use quick_cache::Equivalent;
+use quick_cache::sync::Cache;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::mem;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use unicode_normalization::UnicodeNormalization as _;
@@ -27,53 +26,16 @@ const IRREGULAR_ENGLISH: &str = include_str!("irregular_english.txt");
 /// Apostrophes inside words.
 const APOSTROPHES: [char; 2] = ['\'', '’'];
 
-/// Defines [`Language`], with the two-letter codes of ISO 639-1.
-macro_rules! languages {
-    ($($(#[$default:meta])? $language:ident $code:literal,)*) => {
-        /// The language whose stemming rules apply.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
-        #[serde(rename_all = "lowercase")]
-        pub enum Language {
-            /// No stemming: a query finds only the exact form of a word.
-            None,
-            $($(#[$default])? $language,)*
-        }
-
-        impl Language {
-            /// The codes of all languages with stemming rules.
-            pub const CODES: &[&str] = &[$($code),*];
-
-            /// Returns the code and the stemming rules.
-            fn rules(self) -> Option<(&'static str, Algorithm)> {
-                match self {
-                    Self::None => None,
-                    $(Self::$language => Some(($code, Algorithm::$language)),)*
-                }
-            }
-        }
-    };
-}
-
-languages! {
-    Arabic "ar", Danish "da", Dutch "nl", #[default] English "en", Finnish "fi", French "fr", German "de", Greek "el",
-    Hungarian "hu", Italian "it", Norwegian "no", Portuguese "pt", Romanian "ro", Russian "ru", Spanish "es",
-    Swedish "sv", Turkish "tr",
-}
-
-/// The analyzer of one language in one of its versions. Texts and queries must be analyzed alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The analyzer of a language. Texts and queries must be analyzed alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Analyzer {
     language: Language,
-    /// Increment it with every change of the terms that a text produces, and keep the earlier versions: existing indexes use
-    /// them.
-    version: u8,
+    /// The languages besides it whose stems a query has, too, as bits. Messages have those of one language.
+    others: u32,
 }
 
-impl Default for Analyzer {
-    fn default() -> Self {
-        Self::new(Language::default())
-    }
-}
+/// Increment it with every change of the terms that a text produces.
+const VERSION: u8 = 3;
 
 /// A part of a text without spaces or punctuation: a word, or characters of a script without spaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +48,7 @@ pub struct Segment {
 /// An occurrence of a term in a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The normalized and stemmed word. Contains only letters and digits.
+    /// The normalized and stemmed word. Contains letters and digits, and full stops between the digits of a [`TokenKind::Whole`].
     pub term: Arc<str>,
     /// The normalized word before stemming. Prefix queries match this form.
     pub unstemmed: Arc<str>,
@@ -94,130 +56,105 @@ pub struct Token {
     pub range: Range<usize>,
     /// Number of words and characters before this one.
     pub position: usize,
-    /// `true` for a single character of a longer segment. Such a character is part of a bigram, too.
-    pub is_unigram: bool,
+    pub kind: TokenKind,
 }
 
-/// A [`Token`] that is not kept.
-struct Occurrence<'t> {
-    term: &'t Arc<str>,
-    unstemmed: &'t Arc<str>,
-    range: Range<usize>,
-    position: usize,
-    is_unigram: bool,
-    /// `true` if the same word, as it is written, occurred before. `None` if that is not known.
-    is_repeated: Option<bool>,
+/// The relation of a token to the words of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenKind {
+    Word,
+    /// The stem of the same word in another language.
+    Alternative,
+    /// A part of a word, at its position: a single character of a script without spaces, which is part of a bigram, too, or `Load` in
+    /// `selectInLoad`.
+    Part,
+    /// Words that punctuation joins, as one word, in addition to them: `orderid` for `order_id`, `3.14` for `3,14`.
+    Whole,
 }
 
 /// The terms of words that say little about a text.
 pub type StopTerms = Arc<HashSet<Arc<str>>>;
 
-/// The terms of a word, each with its unstemmed form. Most words have one. A word that consists of combining marks has none, and a
-/// word with apostrophes may have several.
-type Terms = Box<[(Arc<str>, Arc<str>)]>;
-
-/// Words that were analyzed, as they are written: to stem a word takes ten times as long as to find it here.
-#[derive(Debug, Default)]
-struct RecentWords {
-    analyzer: Option<Analyzer>,
-    /// The number of the present text.
-    text: u32,
-    newer: foldhash::HashMap<String, RecentWord>,
-    /// The words of `newer` move here when they are [`MAX_NEWER_WORDS`], and those that occur again move back.
-    older: foldhash::HashMap<String, RecentWord>,
+/// A term of a word.
+#[derive(Clone, Debug)]
+struct WordTerm {
+    term: Arc<str>,
+    unstemmed: Arc<str>,
+    kind: TokenKind,
 }
 
-#[derive(Debug)]
-struct RecentWord {
-    terms: Terms,
-    /// The last text with the word.
-    text: u32,
+/// The terms of a word. Most words have one. A word that consists of combining marks has none, and a word with apostrophes may have
+/// several.
+type Terms = Arc<[WordTerm]>;
+
+/// A word as it is written, with its analyzer.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Word<T> {
+    analyzer: Analyzer,
+    raw: T,
 }
 
-const MAX_NEWER_WORDS: usize = 2048;
+impl Equivalent<Word<Box<str>>> for Word<&str> {
+    fn equivalent(&self, key: &Word<Box<str>>) -> bool {
+        self.analyzer == key.analyzer && *self.raw == *key.raw
+    }
+}
+
+/// Words that were analyzed lately: to stem a word takes ten times as long as to find it here.
+static WORDS: LazyLock<Cache<Word<Box<str>>, Terms>> = LazyLock::new(|| Cache::new(16 * 1024));
 /// Longer words, such as a number of 100,000 digits, are not kept.
 const MAX_KEPT_BYTES: usize = 64;
-
-/// The words of the threads that analyze no text now. Threads for computations end soon, so a thread does not keep its words.
-static IDLE_WORDS: Mutex<Vec<RecentWords>> = Mutex::new(Vec::new());
-
-impl RecentWords {
-    /// Calls a function with words of the analyzer that another thread has left, if there are any.
-    fn with<T>(analyzer: Analyzer, work: impl FnOnce(&mut Self) -> T) -> T {
-        let idle = || IDLE_WORDS.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = idle().pop().filter(|words| words.analyzer == Some(analyzer));
-        let mut words = left.unwrap_or_else(|| Self { analyzer: Some(analyzer), ..Self::default() });
-        words.text = words.text.wrapping_add(1);
-        let result = work(&mut words);
-        idle().push(words);
-        result
-    }
-
-    /// Calls a function with the terms of a word, and with `true` if the word occurred in the text before.
-    fn with_terms<T>(&mut self, raw: &str, function: impl FnOnce(&Terms, Option<bool>) -> T) -> T {
-        let text = self.text;
-        let is_repeated = |word: &mut RecentWord| Some(mem::replace(&mut word.text, text) == text);
-        if let Some(word) = self.newer.get_mut(raw) {
-            let is_repeated = is_repeated(word);
-            return function(&word.terms, is_repeated);
-        }
-        let analyze = || self.analyzer.iter().flat_map(|analyzer| analyzer.word_terms(raw)).collect();
-        if raw.len() > MAX_KEPT_BYTES {
-            return function(&analyze(), None);
-        }
-        if self.newer.len() >= MAX_NEWER_WORDS {
-            mem::swap(&mut self.older, &mut self.newer);
-            self.newer.clear();
-        }
-        let new = || (raw.to_owned(), RecentWord { terms: analyze(), text: text.wrapping_sub(1) });
-        let (raw, mut word) = self.older.remove_entry(raw).unwrap_or_else(new);
-        let is_repeated = is_repeated(&mut word);
-        function(&self.newer.entry(raw).or_insert(word).terms, is_repeated)
-    }
-}
-
-/// A set of the letters from `a` to `z`, as bits. To look at the first letter of a word is faster than to find its terms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Initials(u32);
-
-impl Initials {
-    const ALL: Self = Self(u32::MAX);
-
-    fn bit(letter: u8) -> Option<u32> {
-        letter.is_ascii_alphabetic().then(|| 1 << (letter.to_ascii_lowercase() - b'a'))
-    }
-
-    /// Returns `true` for a word that begins with another letter. Words with accents or apostrophes can begin with any letter.
-    fn exclude(self, word: &str) -> bool {
-        let is_other = word.bytes().next().and_then(Self::bit).is_some_and(|bit| self.0 & bit == 0);
-        is_other && word.bytes().all(|byte| byte.is_ascii_alphanumeric())
-    }
-}
 
 impl Analyzer {
     #[must_use]
     pub fn new(language: Language) -> Self {
-        Self { language, version: if language == Language::English { 2 } else { 1 } }
+        Self { language, others: 0 }
+    }
+
+    /// Returns the analyzer of a session with this language, if sessions have languages of their own.
+    #[must_use]
+    pub fn of_session(self, language: Option<Language>) -> Self {
+        match language {
+            Some(language) if self.detects() && language != Language::English => Self::new(language),
+            _ => self,
+        }
+    }
+
+    /// Returns `true` if sessions have languages of their own.
+    #[must_use]
+    pub fn detects(self) -> bool {
+        self.language == Language::Auto
+    }
+
+    /// Returns the analyzer of a query for sessions in English and in these languages. Stop words are those of the language of the query.
+    #[must_use]
+    pub fn of_query(self, text: &str, languages: &[Language]) -> Self {
+        /// One word can be a stop word of another language: `war`, `die`.
+        const MIN_STOP_WORDS: usize = 2;
+        let words: Vec<Token> = self.words(text).collect();
+        let stop_words = |analyzer: Self| {
+            let stop_terms = analyzer.stop_terms();
+            words.iter().filter(|word| stop_terms.contains(&*analyzer.stem(&word.unstemmed))).count()
+        };
+        let analyzers = languages.iter().map(|language| self.of_session(Some(*language)));
+        let own = analyzers.max_by_key(|analyzer| stop_words(*analyzer));
+        let own =
+            own.filter(|own| stop_words(*own) >= MIN_STOP_WORDS.max(stop_words(self) + 1)).unwrap_or(self);
+        let all = languages.iter().chain([&self.language]).fold(0, |bits, language| bits | bit(*language));
+        Self { others: all & !bit(own.language), ..own }
     }
 
     /// Returns the name under which an index records its analyzer. Indexes of different versions contain different terms.
     #[must_use]
     pub fn version(self) -> String {
-        format!("{:?}-{}", self.language, self.version).to_lowercase()
+        format!("{}-{VERSION}", self.language.as_str())
     }
 
     /// Returns the analyzer of a recorded version, or `None` if this release does not know it.
     #[must_use]
     pub fn parse_version(label: &str) -> Option<Self> {
-        let language: StrDeserializer<'_, Error> = label.rsplit_once('-')?.0.into_deserializer();
-        let newest = Self::new(Language::deserialize(language).ok()?);
-        let mut versions = (1..=newest.version).map(|version| Self { version, ..newest });
-        versions.find(|analyzer| analyzer.version() == label)
-    }
-
-    /// Returns `true` if the words have English endings.
-    pub fn is_english(self) -> bool {
-        self.language == Language::English
+        let analyzer = Self::new(Language::parse(label.rsplit_once('-')?.0)?);
+        (analyzer.version() == label).then_some(analyzer)
     }
 
     /// Returns the stems of irregular forms of English, by the form.
@@ -231,131 +168,102 @@ impl Analyzer {
             };
             IRREGULAR_ENGLISH.lines().flat_map(forms).collect()
         });
-        (self.language == Language::English && self.version >= 2).then(|| &*STEMS)
-    }
-
-    /// Returns the stems of irregular forms that begin with a text. These stems may begin differently.
-    pub fn irregular_stems_of(self, prefix: &str) -> impl Iterator<Item = &'static str> {
-        let forms = self.irregular_stems().into_iter().flatten();
-        forms.filter(move |(form, _)| form.starts_with(prefix)).map(|(_, stem)| stem.as_str())
-    }
-
-    /// Returns the initials of the words that produce one of these terms or begin with one of these prefixes. In English, a stem
-    /// begins like its word, except for irregular forms.
-    #[must_use]
-    pub fn initials<'p>(self, terms_and_prefixes: impl Iterator<Item = &'p str>) -> Initials {
-        if self.language != Language::English {
-            return Initials::ALL;
-        }
-        let mut initials = Initials(0);
-        for term in terms_and_prefixes {
-            let forms = self.irregular_stems().into_iter().flatten().filter(|(_, stem)| *stem == term);
-            for word in forms.map(|(form, _)| *form).chain([term]) {
-                initials.0 |= word.bytes().next().and_then(Initials::bit).unwrap_or(0);
-            }
-        }
-        initials
+        matches!(self.language, Language::English | Language::Auto).then(|| &*STEMS)
     }
 
     /// Returns all terms of a text, in order.
     #[must_use]
     pub fn tokens(self, text: &str) -> Vec<Token> {
-        self.tokens_with(text, Initials::ALL, |_, _| true)
-    }
-
-    /// Returns the terms of a text for which the condition is true, in order. The condition gets each term and its unstemmed form.
-    /// Skips most words with other initials, of which the condition is never true.
-    pub fn tokens_with(
-        self,
-        text: &str,
-        initials: Initials,
-        condition: impl Fn(&str, &str) -> bool,
-    ) -> Vec<Token> {
         let mut tokens = Vec::new();
-        self.visit(text, initials, |occurrence| {
-            let Occurrence { term, unstemmed, range, position, is_unigram, .. } = occurrence;
-            if condition(term, unstemmed) {
-                let (term, unstemmed) = (Arc::clone(term), Arc::clone(unstemmed));
-                tokens.push(Token { term, unstemmed, range, position, is_unigram });
-            }
-        });
+        self.visit(text, |token| tokens.push(token));
         tokens
     }
 
-    /// Calls a function with the terms of a text, in the order of their first occurrences. Repeats a term if words that are written
-    /// differently have it, such as `ferry` and `Ferries`.
+    /// Returns the words of a text with the term of the language, in order.
+    pub fn words(self, text: &str) -> impl Iterator<Item = Token> {
+        self.tokens(text).into_iter().filter(|token| token.kind == TokenKind::Word)
+    }
+
+    /// Calls a function with each term of a text, and with the words themselves, once, in the order of their first occurrences.
     pub fn for_each_new_term(self, text: &str, mut function: impl FnMut(&str)) {
-        let mut seen = foldhash::HashSet::default();
-        self.visit(text, Initials::ALL, |Occurrence { term, is_repeated, .. }| {
-            if !is_repeated.unwrap_or_else(|| !seen.insert(Arc::clone(term))) {
-                function(term);
-            }
-        });
-    }
-
-    /// Calls a function with each term of a text, in order, except those of words with other initials.
-    fn visit(self, text: &str, initials: Initials, mut visitor: impl FnMut(Occurrence<'_>)) {
-        RecentWords::with(self, |recent| {
-            let mut position = 0;
-            for Segment { range, is_word } in segments(text) {
-                if is_word {
-                    let raw = text.get(range.clone()).unwrap_or_default();
-                    if initials.exclude(raw) {
-                        position += 1;
-                        continue;
-                    }
-                    recent.with_terms(raw, |terms, is_repeated| {
-                        for (term, unstemmed) in terms {
-                            let range = range.clone();
-                            visitor(Occurrence {
-                                term,
-                                unstemmed,
-                                range,
-                                position,
-                                is_unigram: false,
-                                is_repeated,
-                            });
-                            position += 1;
-                        }
-                    });
-                    continue;
-                }
-                let character = |range: Range<usize>| {
-                    let raw = text.get(range.clone())?;
-                    let term =
-                        recent.with_terms(raw, |terms, _| terms.first().map(|(term, _)| Arc::clone(term)));
-                    term.map(|character| (character, range))
-                };
-                let characters: Vec<_> = characters(text, range).into_iter().filter_map(character).collect();
-                let mut visit = |term: &Arc<str>, range, position, is_unigram| {
-                    visitor(Occurrence {
-                        term,
-                        unstemmed: term,
-                        range,
-                        position,
-                        is_unigram,
-                        is_repeated: None,
-                    });
-                };
-                for (at, (character, range)) in characters.iter().enumerate() {
-                    if let Some((next, end)) = characters.get(at + 1) {
-                        let bigram = Arc::from(format!("{character}{next}"));
-                        visit(&bigram, range.start..end.end, position, false);
-                    }
-                    visit(character, range.clone(), position, characters.len() > 1);
-                    position += 1;
+        let mut seen = HashSet::new();
+        self.visit(text, |Token { term, unstemmed, .. }| {
+            for term in [term, unstemmed] {
+                if seen.insert(Arc::clone(&term)) {
+                    function(&term);
                 }
             }
         });
     }
 
-    fn word_terms(self, raw: &str) -> impl Iterator<Item = (Arc<str>, Arc<str>)> {
-        word_parts(raw).filter_map(move |part| {
-            let unstemmed = normalize(part);
-            let stem = self.stem(&unstemmed);
-            let shared: Arc<str> = Arc::from(&*unstemmed);
-            let term = if *stem == *unstemmed { Arc::clone(&shared) } else { Arc::from(&*stem) };
-            (!term.is_empty()).then_some((term, shared))
+    /// Calls a function with each term of a text, in order.
+    fn visit(self, text: &str, mut visitor: impl FnMut(Token)) {
+        let (mut position, mut joined) = (0, Joined::default());
+        for Segment { range, is_word } in segments(text) {
+            if !joined.add(text, &range, is_word) {
+                joined.visit(self, text, position, &mut visitor);
+                joined = Joined::new(&range, is_word);
+            }
+            let raw = text.get(range.clone()).unwrap_or_default();
+            if is_word {
+                let terms = self.terms(raw);
+                for (at, WordTerm { term, unstemmed, kind }) in terms.iter().cloned().enumerate() {
+                    position += usize::from(at > 0 && kind == TokenKind::Word);
+                    visitor(Token { term, unstemmed, range: range.clone(), position, kind });
+                }
+                position += usize::from(!terms.is_empty());
+                continue;
+            }
+            let character = |range: Range<usize>| {
+                let terms = self.terms(text.get(range.clone())?);
+                terms.first().map(|first| (Arc::clone(&first.term), range))
+            };
+            let characters: Vec<_> = characters(text, range).into_iter().filter_map(character).collect();
+            let mut visit = |term: Arc<str>, range, position, kind| {
+                visitor(Token { unstemmed: Arc::clone(&term), term, range, position, kind });
+            };
+            for (at, (character, range)) in characters.iter().enumerate() {
+                if let Some((next, end)) = characters.get(at + 1) {
+                    let bigram = Arc::from(format!("{character}{next}"));
+                    visit(bigram, range.start..end.end, position, TokenKind::Word);
+                }
+                let kind = if characters.len() > 1 { TokenKind::Part } else { TokenKind::Word };
+                visit(Arc::clone(character), range.clone(), position, kind);
+                position += 1;
+            }
+        }
+        joined.visit(self, text, position, &mut visitor);
+    }
+
+    /// Returns the terms of a word.
+    fn terms(self, raw: &str) -> Terms {
+        if let Some(terms) = WORDS.get(&Word { analyzer: self, raw }) {
+            return terms;
+        }
+        let terms: Terms = self.word_terms(raw).collect();
+        if raw.len() <= MAX_KEPT_BYTES {
+            WORDS.insert(Word { analyzer: self, raw: raw.into() }, Arc::clone(&terms));
+        }
+        terms
+    }
+
+    fn word_terms(self, raw: &str) -> impl Iterator<Item = WordTerm> {
+        let term = |term: &str, unstemmed: &Arc<str>, kind| {
+            let term = if *term == **unstemmed { Arc::clone(unstemmed) } else { Arc::from(term) };
+            (!term.is_empty()).then(|| WordTerm { term, unstemmed: Arc::clone(unstemmed), kind })
+        };
+        let of_part = move |part: &str, kind: TokenKind| {
+            let unstemmed: Arc<str> = Arc::from(normalize(part));
+            let alternative = if kind == TokenKind::Word { TokenKind::Alternative } else { kind };
+            let kinds = std::iter::once(kind).chain(std::iter::repeat(alternative));
+            let stems = self.stems(&unstemmed).into_iter().zip(kinds);
+            stems.filter_map(|(stem, kind)| term(&stem, &unstemmed, kind)).collect::<Vec<_>>()
+        };
+        word_parts(raw).flat_map(move |word| {
+            let parts = identifier_parts(word).map(move |part| (part, TokenKind::Part));
+            std::iter::once((word, TokenKind::Word))
+                .chain(parts)
+                .flat_map(move |(part, kind)| of_part(part, kind))
         })
     }
 
@@ -363,15 +271,15 @@ impl Analyzer {
     #[must_use]
     pub fn stop_terms(self) -> StopTerms {
         static STOP_TERMS: Mutex<Vec<(Analyzer, StopTerms)>> = Mutex::new(Vec::new());
+        let own = Self::new(self.language);
         let known = || STOP_TERMS.lock().unwrap_or_else(PoisonError::into_inner);
-        let found =
-            known().iter().find(|(analyzer, _)| *analyzer == self).map(|(_, terms)| Arc::clone(terms));
+        let found = known().iter().find(|(analyzer, _)| *analyzer == own).map(|(_, terms)| Arc::clone(terms));
         if let Some(terms) = found {
             return terms;
         }
         // Without the lock, because the analysis of the words can give way to another computation.
-        let terms = Arc::new(self.compute_stop_terms());
-        known().push((self, Arc::clone(&terms)));
+        let terms = Arc::new(own.compute_stop_terms());
+        known().push((own, Arc::clone(&terms)));
         terms
     }
 
@@ -384,8 +292,20 @@ impl Analyzer {
         tokens.map(|token| token.term).collect()
     }
 
+    /// Returns the stems of a normalized word: that of the language, and those of the others that differ.
+    pub(super) fn stems(self, unstemmed: &str) -> Vec<String> {
+        let mut stems = vec![self.stem(unstemmed).into_owned()];
+        for language in Language::ALL.into_iter().filter(|language| self.others & bit(*language) != 0) {
+            let stem = Self::new(language).stem(unstemmed);
+            if stems.iter().all(|known| *known != *stem) {
+                stems.push(stem.into_owned());
+            }
+        }
+        stems
+    }
+
     /// Returns the stem of a normalized word.
-    pub(super) fn stem(self, unstemmed: &str) -> Cow<'_, str> {
+    fn stem(self, unstemmed: &str) -> Cow<'_, str> {
         if let Some(stem) = self.irregular_stems().and_then(|stems| stems.get(unstemmed)) {
             return Cow::Borrowed(stem);
         }
@@ -395,6 +315,106 @@ impl Analyzer {
     }
 }
 
+/// Returns the bit of a language in [`Analyzer::others`].
+fn bit(language: Language) -> u32 {
+    1 << (language as u32)
+}
+
+/// Words that single punctuation marks join, such as `order_id`.
+#[derive(Debug, Default)]
+struct Joined {
+    range: Range<usize>,
+    words: usize,
+}
+
+impl Joined {
+    /// Begins with a segment. Scripts without spaces join nothing.
+    fn new(range: &Range<usize>, is_word: bool) -> Self {
+        Self { range: range.clone(), words: usize::from(is_word) }
+    }
+
+    /// Adds the next segment of a text. Returns `false` if it does not belong to the words before.
+    fn add(&mut self, text: &str, range: &Range<usize>, is_word: bool) -> bool {
+        let is_digit =
+            |at: Option<usize>| at.and_then(|at| text.as_bytes().get(at)).is_some_and(u8::is_ascii_digit);
+        let gap = text.get(self.range.end..range.start).unwrap_or_default();
+        let are_numbers = || is_digit(self.range.end.checked_sub(1)) && is_digit(Some(range.start));
+        let joins = matches!(gap, "_" | "-" | ".") || (matches!(gap, "," | ":" | "/") && are_numbers());
+        if !joins || !is_word || self.words == 0 {
+            return false;
+        }
+        self.range.end = range.end;
+        self.words += 1;
+        true
+    }
+
+    /// Calls a function with the joined word, at the position of its last part, unless it is a single word or long.
+    fn visit(&self, analyzer: Analyzer, text: &str, position: usize, visitor: &mut impl FnMut(Token)) {
+        if self.words < 2 || self.range.len() > MAX_TERM_CHARS {
+            return;
+        }
+        let raw = text.get(self.range.clone()).unwrap_or_default();
+        let is_number = raw.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_punctuation());
+        let is_part = |c: &char| c.is_alphanumeric() || is_non_ascii_mark(*c);
+        let raw: String = if is_number {
+            raw.replace(|c: char| !c.is_ascii_digit(), ".")
+        } else {
+            raw.chars().filter(is_part).collect()
+        };
+        for WordTerm { term, unstemmed, kind } in analyzer.terms(&raw).iter().cloned() {
+            let kind = match kind {
+                TokenKind::Part => continue,
+                TokenKind::Word => TokenKind::Whole,
+                kind => kind,
+            };
+            let (range, position) = (self.range.clone(), position.saturating_sub(1));
+            visitor(Token { term, unstemmed, range, position, kind });
+        }
+    }
+}
+
+/// Returns the parts of an identifier without punctuation, if it has several: `Missing` and `Greenlet`, `HTTP` and `Server`, `RTX` and
+/// `4090`. Single letters say nothing.
+fn identifier_parts(word: &str) -> impl Iterator<Item = &str> {
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Class {
+        Lower,
+        Upper,
+        Digit,
+    }
+    let class = |c: char| match c {
+        c if c.is_numeric() => Class::Digit,
+        c if c.is_uppercase() => Class::Upper,
+        _ => Class::Lower,
+    };
+    let mut starts = vec![0];
+    let mut before: Option<(usize, Class)> = None;
+    let mut run = 0;
+    for (at, c) in word.char_indices() {
+        let now = class(c);
+        match before {
+            Some((_, class)) if class == now => run += 1,
+            // `Server` in `HTTPServer` begins with the last capital.
+            Some((last, Class::Upper)) if now == Class::Lower => {
+                starts.extend((run > 1).then_some(last));
+                run = 1;
+            }
+            Some(_) => {
+                starts.push(at);
+                run = 1;
+            }
+            None => run = 1,
+        }
+        before = Some((at, now));
+    }
+    let is_whole = starts.len() == 1;
+    let ends: Vec<usize> = starts.iter().skip(1).copied().chain([word.len()]).collect();
+    let parts = starts.into_iter().zip(ends).filter_map(move |(start, end)| word.get(start..end));
+    parts.filter(move |part| {
+        !is_whole && (part.chars().nth(1).is_some() || part.chars().all(char::is_numeric))
+    })
+}
+
 /// Splits a word at its apostrophes and drops short parts: `Ada's`, `they're` and `l'eau` become Ada, they and eau.
 fn word_parts(raw: &str) -> impl Iterator<Item = &str> {
     let is_long = |part: &str| part.chars().nth(2).is_some();
@@ -402,69 +422,24 @@ fn word_parts(raw: &str) -> impl Iterator<Item = &str> {
     raw.split(APOSTROPHES).filter(move |part| !any_long || is_long(part))
 }
 
-/// The role of a byte when a text is split. Most characters are ASCII, so their properties need not be looked up.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ByteClass {
-    /// ASCII characters between words.
-    Separator,
-    /// ASCII letters and digits.
-    Alphanumeric,
-    /// A byte of a character that is not ASCII.
-    NotAscii,
-}
-
-/// The class of each byte: a lookup in the table is faster than comparisons with the ranges of letters and digits.
-#[expect(clippy::indexing_slicing, reason = "the compiler evaluates it")]
-static BYTE_CLASSES: [ByteClass; 256] = {
-    let mut classes = [ByteClass::Separator; 256];
-    let mut byte: u8 = 0;
-    loop {
-        if byte.is_ascii_alphanumeric() {
-            classes[byte as usize] = ByteClass::Alphanumeric;
-        } else if !byte.is_ascii() {
-            classes[byte as usize] = ByteClass::NotAscii;
-        }
-        if byte == u8::MAX {
-            break classes;
-        }
-        byte += 1;
-    }
-};
-
 /// Splits a text into segments.
 pub fn segments(text: &str) -> impl Iterator<Item = Segment> + '_ {
     let mut position = 0;
     std::iter::from_fn(move || {
-        let class = |byte: &u8| BYTE_CLASSES.get(usize::from(*byte)).copied();
-        let rest = text.as_bytes().get(position..)?;
-        let skipped = rest.iter().position(|byte| class(byte) != Some(ByteClass::Separator))?;
-        let is_ascii = rest.get(skipped).is_some_and(u8::is_ascii);
-        let start = position + skipped;
-        let start = if is_ascii { start } else { start + text.get(start..)?.find(char::is_alphanumeric)? };
-        let is_word = is_ascii || begins_word(text.get(start..)?);
-        let rest = text.as_bytes().get(start..)?;
-        let length =
-            rest.iter().position(|byte| class(byte) != Some(ByteClass::Alphanumeric)).unwrap_or(rest.len());
-        position = match rest.get(length) {
-            Some(byte) if !byte.is_ascii() || *byte == b'\'' => end_of_segment(text, start, length, is_word)?,
-            _ => start + length,
+        let start = position + text.get(position..)?.find(char::is_alphanumeric)?;
+        let rest = text.get(start..)?;
+        let is_word = begins_word(rest);
+        let continues = |(at, c): (usize, char)| {
+            (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
+                || is_non_ascii_mark(c)
+                || (is_word
+                    && APOSTROPHES.contains(&c)
+                    && rest.get(at + c.len_utf8()..).is_some_and(begins_word))
         };
+        let end = rest.char_indices().find(|character| !continues(*character));
+        position = end.map_or(text.len(), |(at, _)| start + at);
         Some(Segment { range: start..position, is_word })
     })
-}
-
-/// Returns the position after the segment that begins at `start`. Its first `known_length` bytes are known to belong to it.
-fn end_of_segment(text: &str, start: usize, known_length: usize, is_word: bool) -> Option<usize> {
-    let rest = text.get(start..)?;
-    let continues = |(at, c): (usize, char)| {
-        (c.is_alphanumeric() && is_unspaced_script(c) != is_word)
-            || is_non_ascii_mark(c)
-            || (is_word && APOSTROPHES.contains(&c) && rest.get(at + c.len_utf8()..).is_some_and(begins_word))
-    };
-    let others = rest.get(known_length..)?.char_indices();
-    let mut others = others.map(|(at, c)| (known_length + at, c));
-    let end = others.find(|character| !continues(*character));
-    Some(start + end.map_or(rest.len(), |(at, _)| at))
 }
 
 fn begins_word(text: &str) -> bool {
@@ -551,38 +526,25 @@ mod tests {
 
     fn terms(text: &str) -> Vec<String> {
         let tokens = Analyzer::default().tokens(text);
-        tokens.iter().filter(|token| !token.is_unigram).map(|token| token.term.to_string()).collect()
+        tokens
+            .iter()
+            .filter(|token| token.kind == TokenKind::Word)
+            .map(|token| token.term.to_string())
+            .collect()
     }
 
     #[test]
-    fn recent_words_have_a_limit() {
-        let mut recent = RecentWords { analyzer: Some(Analyzer::default()), ..RecentWords::default() };
-        recent.with_terms(&"7".repeat(MAX_KEPT_BYTES + 1), |_, _| ());
-        assert!(recent.newer.is_empty());
-        for number in 0..3 * MAX_NEWER_WORDS {
-            recent.with_terms(&number.to_string(), |_, _| ());
-            recent.with_terms("again", |_, _| ());
-        }
-        assert!(recent.newer.len() <= MAX_NEWER_WORDS && recent.older.len() <= MAX_NEWER_WORDS);
-        assert!(recent.newer.contains_key("again"));
-    }
-
-    #[test]
-    fn each_word_of_a_text_is_new_once() {
+    fn each_term_of_a_text_is_new_once() {
         let new_terms = |text: &str| {
             let mut terms = Vec::new();
             Analyzer::default().for_each_new_term(text, |term| terms.push(term.to_owned()));
             terms
         };
-        for _ in 0..2 {
-            assert_eq!(
-                new_terms("a ferry, the ferry and a Boat-boat's"),
-                ["a", "ferri", "the", "and", "boat", "boat"]
-            );
-            assert_eq!(new_terms("東京、東京 x"), ["東京", "東", "京", "x"]);
-            let long = "7".repeat(MAX_KEPT_BYTES + 1);
-            assert_eq!(new_terms(&format!("{long} {long}")), ["7".repeat(MAX_TERM_CHARS)]);
-        }
+        assert_eq!(
+            new_terms("a ferry, the Ferries and a Boat-boat's"),
+            ["a", "ferri", "ferry", "the", "ferries", "and", "boat", "boatboat", "boatboats"]
+        );
+        assert_eq!(new_terms("東京、東京 x"), ["東京", "東", "京", "x"]);
     }
 
     #[test]
@@ -651,22 +613,57 @@ mod tests {
             "generous happili connect relat die universiti organis sky news box"
         );
         assert_eq!(terms("went bought children better felt"), ["go", "buy", "child", "good", "feel"]);
-        assert_eq!(Analyzer::default().version(), "english-2");
-        for language in [Language::None, Language::English, Language::Turkish] {
+        assert_eq!(Analyzer::default().version(), "auto-3");
+        for language in Language::ALL {
             let analyzer = Analyzer::new(language);
             assert_eq!(Analyzer::parse_version(&analyzer.version()), Some(analyzer));
         }
-        assert_eq!(Analyzer::new(Language::None).version(), "none-1");
-        let first = Analyzer::parse_version("english-1").expect("a version that indexes use");
-        assert_eq!(first.version(), "english-1");
-        // Words of the other version are not reused.
-        let of = |analyzer: Analyzer, text: &str| analyzer.tokens(text)[0].term.to_string();
-        assert_eq!(
-            (of(Analyzer::default(), "went"), of(first, "went")),
-            ("go".to_owned(), "went".to_owned())
-        );
-        for label in ["", "off", "english", "english-0", "english-3", "german-2", "klingon-1", "English-1"] {
+        for label in ["", "off", "english", "english-0", "english-2", "klingon-3", "English-3"] {
             assert_eq!(Analyzer::parse_version(label), None, "{label}");
         }
+    }
+
+    #[test]
+    fn identifiers_and_numbers_have_terms_for_the_whole_and_for_parts() {
+        let all = |text: &str| {
+            let tokens = Analyzer::default().tokens(text);
+            let of = |kind| {
+                let of_kind = tokens.iter().filter(move |token: &&Token| token.kind == kind);
+                of_kind.map(|token| token.term.to_string()).collect::<Vec<_>>().join(" ")
+            };
+            [of(TokenKind::Word), of(TokenKind::Part), of(TokenKind::Whole)]
+        };
+        for (text, expected) in [
+            ("order_id", ["order id", "", "orderid"]),
+            ("MissingGreenlet", ["missinggreenlet", "miss greenlet", ""]),
+            ("parseHTTPResponse", ["parsehttprespons", "pars http respons", ""]),
+            ("RTX4090 v2", ["rtx4090 v2", "rtx 4090 2", ""]),
+            ("3,14 2026-04-17", ["3 14 2026 04 17", "", "3.14 2026.04.17"]),
+            ("yes, no. e-mail", ["yes no e mail", "", "email"]),
+            ("the-数据", ["the 数据", "数 据", ""]),
+        ] {
+            assert_eq!(all(text), expected, "{text}");
+        }
+        let words: Vec<_> =
+            Analyzer::default().words("a JavaScript file").map(|token| token.position).collect();
+        assert_eq!(words, [0, 1, 2], "a part has the position of its word");
+    }
+
+    #[test]
+    fn query_for_several_languages_has_the_stems_of_all() {
+        let languages = [Language::French, Language::German];
+        let analyzer = Analyzer::default().of_query("Was kostet die Wärmepumpe?", &languages);
+        let own = |term: &str| analyzer.stop_terms().contains(term);
+        assert!(own("was") && own("die") && !own("the"), "the question is German");
+        let terms = |text: &str| {
+            let tokens = analyzer.tokens(text).into_iter();
+            tokens.map(|token| token.term.to_string()).collect::<std::collections::BTreeSet<_>>()
+        };
+        assert!(terms("Wärmepumpen").contains("warmepump") && terms("ferries").contains("ferri"));
+        assert!(Analyzer::default().of_query("the world war", &languages).stop_terms().contains("the"));
+        assert_eq!(
+            Analyzer::new(Language::None).of_session(Some(Language::German)),
+            Analyzer::new(Language::None)
+        );
     }
 }

@@ -5,9 +5,10 @@
 //! terms are hashes.
 
 use super::analyzer::Analyzer;
+use super::language::{Language, MAX_DETECTED_BYTES};
 use super::text::{self, OwnResults};
 use crate::domain::id::{SessionId, TenantId, UserId};
-use crate::domain::message::Message;
+use crate::domain::message::{Message, Role};
 use sha2::{Digest as _, Sha256};
 
 #[must_use]
@@ -66,6 +67,20 @@ pub fn message_terms(analyzer: Analyzer, message: &Message, own_results: &mut Ow
     out
 }
 
+/// Returns the language of the first texts among messages of a session, if it can be told.
+#[must_use]
+pub fn language<'m>(messages: impl Iterator<Item = &'m Message>) -> Option<Language> {
+    let mut sample = String::new();
+    for message in messages.filter(|message| matches!(message.role(), Role::User | Role::Assistant)) {
+        if sample.len() < MAX_DETECTED_BYTES {
+            let text = message.content();
+            let room = MAX_DETECTED_BYTES - sample.len();
+            sample.extend([text.get(..text.floor_char_boundary(room)).unwrap_or_default(), "\n"]);
+        }
+    }
+    Language::detect(&sample)
+}
+
 /// A query of the index. A message matches if it has at least one term of each group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TermQuery(pub Vec<Vec<TermPattern>>);
@@ -110,7 +125,7 @@ impl Syntax {
         query
     }
 
-    /// Words and the terms of filters contain letters, digits and colons only, so no quotes.
+    /// Words and the terms of filters contain letters, digits, colons and full stops only, so no quotes.
     fn pattern(self, TermPattern { term, is_prefix }: &TermPattern) -> String {
         let Self { quote, prefix, .. } = self;
         format!("{quote}{term}{quote}{}", if *is_prefix { prefix } else { "" })
@@ -127,7 +142,6 @@ impl TermPattern {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::message::Role;
 
     #[test]
     fn terms_contain_no_spaces_and_words_no_colon() {
@@ -136,6 +150,35 @@ mod tests {
         let mut terms = terms.split(' ');
         assert_eq!(terms.next(), Some(":ruser"));
         assert!(terms.all(|term| !term.is_empty() && term.chars().all(char::is_alphanumeric)));
+    }
+
+    /// The index has stems, of which some begin differently than their words.
+    #[test]
+    fn prefix_of_a_word_is_a_prefix_of_one_of_its_terms() {
+        for (prefix, word) in [
+            ("connecti", "connections"),
+            ("run", "running"),
+            ("happy", "happy"),
+            ("sk", "skies"),
+            ("wen", "went"),
+            ("bough", "bought"),
+            ("maki", "making"),
+            ("makin", "makings"),
+            ("hopi", "hoping"),
+            ("writi", "writing"),
+            ("usi", "using"),
+            ("goi", "going"),
+            ("skie", "skies"),
+            ("dyin", "dying"),
+            ("lyi", "lying"),
+            ("owned", "owned"),
+            ("others", "others"),
+            ("willing", "willing"),
+        ] {
+            let message = Message::text(Role::User, word);
+            let terms = message_terms(Analyzer::default(), &message, &mut OwnResults::default());
+            assert!(terms.split(' ').any(|term| term.starts_with(prefix)), "{prefix} {terms}");
+        }
     }
 
     #[test]

@@ -3,15 +3,14 @@
 //! Every text with a word is a valid query, unless it is too long or has too short or too many prefixes. Punctuation
 //! without a meaning is ignored.
 
-use super::analyzer::{Analyzer, Initials, Token, segments};
+use super::analyzer::{Analyzer, Token, TokenKind, segments};
 use super::index_terms::TermPattern;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 const MAX_QUERY_CHARS: usize = 1000;
 /// Further clauses of a query are ignored.
 const MAX_CLAUSES: usize = 32;
-const MIN_STEM_CHARS: usize = 3;
 /// A lookup of a prefix reads every term of the index that begins with it.
 const MAX_PREFIXES: usize = 4;
 
@@ -31,13 +30,10 @@ pub enum InvalidQuery {
 /// A condition that a word of a message can match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    Term(String),
+    /// A term, and those of the same word in other languages.
+    Term(Vec<String>),
     /// Any word that begins with this text.
-    Prefix {
-        prefix: String,
-        /// Stems of irregular forms that begin with it.
-        irregular_stems: Vec<String>,
-    },
+    Prefix(String),
 }
 
 /// Patterns of words that follow each other, each with its distance from the first. A single word is a phrase, too.
@@ -65,8 +61,6 @@ pub struct Query {
     pub is_sentence: bool,
     /// Removed stop words that are written as names, such as `Will`: they can name a speaker.
     pub possible_names: Vec<Arc<str>>,
-    /// The initials of the words that can match.
-    pub initials: Initials,
 }
 
 impl Query {
@@ -82,8 +76,7 @@ impl Query {
         for (number, part) in split(text).iter().enumerate() {
             query.add(analyzer, number, part);
         }
-        let prefixes =
-            query.words.iter().filter(|word| matches!(word.pattern, Pattern::Prefix { .. })).count();
+        let prefixes = query.words.iter().filter(|word| matches!(word.pattern, Pattern::Prefix(_))).count();
         if prefixes > MAX_PREFIXES {
             return Err(InvalidQuery::TooManyPrefixes(prefixes));
         }
@@ -95,7 +88,6 @@ impl Query {
         query.words.truncate(MAX_CLAUSES);
         query.phrases.truncate(MAX_CLAUSES);
         query.excluded.truncate(MAX_CLAUSES);
-        query.initials = analyzer.initials(query.patterns().map(Pattern::beginning));
         Ok(query)
     }
 
@@ -109,11 +101,11 @@ impl Query {
     /// Returns the excluded single terms. The index cannot evaluate excluded phrases and prefixes.
     #[must_use]
     pub fn excluded_terms(&self) -> Vec<String> {
-        let term = |phrase: &Phrase| match &**phrase {
-            [(_, Pattern::Term(term))] => Some(term.clone()),
-            _ => None,
+        let terms = |phrase: &Phrase| match &**phrase {
+            [(_, Pattern::Term(terms))] => terms.clone(),
+            _ => Vec::new(),
         };
-        self.excluded.iter().filter_map(term).collect()
+        self.excluded.iter().flat_map(terms).collect()
     }
 
     /// Returns the patterns of all words, phrases and exclusions.
@@ -135,20 +127,24 @@ impl Query {
 
     fn add(&mut self, analyzer: Analyzer, number: usize, part: &QueryPart<'_>) {
         let mut tokens = analyzer.tokens(part.text);
-        tokens.retain(|token| !token.is_unigram);
-        let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return };
+        tokens.retain(|token| token.kind != TokenKind::Part);
+        let words = tokens.iter().filter(|token| token.kind == TokenKind::Word);
+        let (Some(first), Some(last)) = (words.clone().next(), words.clone().next_back()) else { return };
         // Too many words begin with one letter, and `A* algorithm` and `5* hotel` mean something else. Exclusions need no lookup.
         let is_letter = last.unstemmed.chars().nth(1).is_none()
             && segments(part.text).last().is_some_and(|segment| segment.is_word);
         let is_prefix = part.is_prefix && (part.is_excluded || !is_letter);
         let pattern = |token: &Token| {
             if !is_prefix || token.position < last.position {
-                return Pattern::Term(token.term.to_string());
+                let others = tokens.iter().filter(|other| {
+                    other.kind == TokenKind::Alternative && other.unstemmed == token.unstemmed
+                });
+                let terms: BTreeSet<_> = others.map(|other| other.term.to_string()).collect();
+                return Pattern::Term([token.term.to_string()].into_iter().chain(terms).collect());
             }
-            let irregular_stems = analyzer.irregular_stems_of(&token.unstemmed).map(str::to_owned).collect();
-            Pattern::Prefix { prefix: token.unstemmed.to_string(), irregular_stems }
+            Pattern::Prefix(token.unstemmed.to_string())
         };
-        let phrase = tokens.iter().map(|token| (token.position - first.position, pattern(token)));
+        let phrase = words.clone().map(|token| (token.position - first.position, pattern(token)));
         let phrase: Phrase = phrase.collect();
         if part.is_excluded {
             // `-e-mail` excludes the phrase, not every message with an e.
@@ -161,13 +157,14 @@ impl Query {
                 let word = part.text.get(token.range.clone()).unwrap_or_default();
                 word.starts_with(char::is_uppercase)
             };
-            let names = tokens.iter().filter(is_capitalized).map(|token| Arc::clone(&token.term));
+            let names = words.filter(is_capitalized).map(|token| Arc::clone(&token.term));
             self.possible_names.extend(names);
         }
         if part.is_quoted {
             self.phrases.push(phrase.clone());
         }
-        for (_, pattern) in phrase {
+        let wholes = tokens.iter().filter(|token| token.kind == TokenKind::Whole && !is_prefix).map(pattern);
+        for pattern in phrase.into_iter().map(|(_, pattern)| pattern).chain(wholes) {
             if self.words.iter().all(|word| word.pattern != pattern) {
                 self.words.push(QueryWord { pattern, part: number });
             }
@@ -180,8 +177,8 @@ impl Pattern {
     #[must_use]
     pub fn matches(&self, term: &str, unstemmed: &str) -> bool {
         match self {
-            Self::Term(of_query) => of_query == term,
-            Self::Prefix { prefix, .. } => unstemmed.starts_with(prefix),
+            Self::Term(of_query) => of_query.iter().any(|of_query| of_query == term),
+            Self::Prefix(prefix) => unstemmed.starts_with(prefix),
         }
     }
 
@@ -189,72 +186,23 @@ impl Pattern {
     #[must_use]
     pub fn beginning(&self) -> &str {
         match self {
-            Self::Term(beginning) | Self::Prefix { prefix: beginning, .. } => beginning,
+            Self::Term(terms) => terms.first().map_or("", |term| term),
+            Self::Prefix(prefix) => prefix,
         }
     }
 
     /// Returns `true` if the pattern is one of these terms.
     pub fn is_term_in(&self, terms: &HashSet<Arc<str>>) -> bool {
-        matches!(self, Self::Term(term) if terms.contains(&**term))
+        matches!(self, Self::Term(_) if terms.contains(self.beginning()))
     }
 
-    /// Returns the terms of the index of which a matching message has one. Other messages may have one, too.
+    /// Returns the terms of the index of which a matching message has one.
     #[must_use]
-    pub fn index_terms(&self, analyzer: Analyzer) -> Vec<TermPattern> {
+    pub fn index_terms(&self) -> Vec<TermPattern> {
         match self {
-            Self::Term(term) => vec![TermPattern::exact(term)],
-            Self::Prefix { prefix, irregular_stems } => {
-                let irregular = irregular_stems.iter().map(TermPattern::exact);
-                prefix_patterns(analyzer, prefix).into_iter().chain(irregular).collect()
-            }
+            Self::Term(terms) => terms.iter().map(TermPattern::exact).collect(),
+            Self::Prefix(prefix) => vec![TermPattern { term: prefix.clone(), is_prefix: true }],
         }
-    }
-}
-
-/// Returns patterns for the stems of words with a prefix, because the index contains stems: a word that begins with
-/// `connecti` is indexed as `connect`, or as a term that begins with `connecti`. Leaves out stop words, such as `the` for
-/// `theod`: the newest messages with a stop word would be the only candidates.
-fn prefix_patterns(analyzer: Analyzer, prefix: &str) -> Vec<TermPattern> {
-    let mut stems = Vec::new();
-    for (chars, (end, _)) in prefix.char_indices().enumerate() {
-        let (stem, ending) = prefix.split_at(end);
-        if chars >= MIN_STEM_CHARS {
-            stems.push(stem.to_owned());
-            // Stemming changes a final y to i, and may append an e.
-            stems.push(format!("{}i", stem.strip_suffix('y').unwrap_or(stem)));
-        }
-        if analyzer.is_english() {
-            stems.extend(english_stem(stem, ending));
-        }
-    }
-    let (stop_terms, own_stem) = (analyzer.stop_terms(), analyzer.stem(prefix));
-    stems.retain(|stem| !stop_terms.contains(stem.as_str()));
-    // `owned` is indexed as the stop word `own`.
-    stems.push(own_stem.into_owned());
-    let mut lexemes = vec![TermPattern { term: prefix.to_owned(), is_prefix: true }];
-    if let Some(stem) = prefix.strip_suffix('y') {
-        lexemes.push(TermPattern { term: format!("{stem}i"), is_prefix: true });
-    }
-    lexemes.extend(stems.into_iter().map(TermPattern::exact));
-    lexemes
-}
-
-/// Returns the stem of an English word whose ending is, or begins like, -ing or -es, if the stem differs from the letters before
-/// it: `make` for `mak` and `in`, `die` for `dy` and `i`, `sky` for `ski` and `e`.
-fn english_stem(beginning: &str, ending: &str) -> Option<String> {
-    if beginning.len() >= MIN_STEM_CHARS && matches!(ending, "e" | "es") {
-        return beginning.strip_suffix('i').map(|stem| format!("{stem}y"));
-    }
-    let is_ing = ending.starts_with("ing") || "ing".starts_with(ending);
-    if beginning.len() < 2 || !is_ing {
-        return None;
-    }
-    let is_short = beginning.len() == 2;
-    match beginning.strip_suffix('y') {
-        Some(letter) if is_short => Some(format!("{letter}ie")),
-        // `go`: other short stems are too common to look for them, too.
-        _ if is_short && beginning.ends_with(['a', 'e', 'i', 'o', 'u']) => Some(beginning.to_owned()),
-        _ => Some(format!("{beginning}e")),
     }
 }
 
@@ -310,11 +258,11 @@ mod tests {
     }
 
     fn term(term: &str) -> Pattern {
-        Pattern::Term(term.to_owned())
+        Pattern::Term(vec![term.to_owned()])
     }
 
     fn prefix(prefix: &str) -> Pattern {
-        Pattern::Prefix { prefix: prefix.to_owned(), irregular_stems: Vec::new() }
+        Pattern::Prefix(prefix.to_owned())
     }
 
     fn phrase(terms: &[&str]) -> Phrase {
@@ -342,7 +290,7 @@ mod tests {
             ("c++", vec![term("c")]),
             ("\"left open", vec![term("leav"), term("open")]),
             ("the", vec![term("the")]),
-            ("a-b", vec![term("b")]),
+            ("a-b", vec![term("b"), term("ab")]),
             ("* AND -- \"\" -* x", vec![term("x")]),
         ] {
             assert_eq!(words(text), expected, "{text}");
@@ -369,46 +317,6 @@ mod tests {
     }
 
     #[test]
-    fn prefix_query_matches_stems_of_words_with_that_prefix() {
-        for (prefix, word) in [
-            ("connecti", "connections"),
-            ("run", "running"),
-            ("happy", "happy"),
-            ("sk", "skies"),
-            ("wen", "went"),
-            ("bough", "bought"),
-            ("maki", "making"),
-            ("makin", "makings"),
-            ("hopi", "hoping"),
-            ("writi", "writing"),
-            ("usi", "using"),
-            ("goi", "going"),
-            ("skie", "skies"),
-            ("dyin", "dying"),
-            ("lyi", "lying"),
-            ("owned", "owned"),
-            ("others", "others"),
-            ("willing", "willing"),
-        ] {
-            let terms = words(&format!("{prefix}*"))[0].index_terms(Analyzer::default());
-            let stem = &*Analyzer::default().tokens(word)[0].term;
-            let finds = |lexeme: &TermPattern| {
-                if lexeme.is_prefix { stem.starts_with(&lexeme.term) } else { stem == lexeme.term }
-            };
-            assert!(terms.iter().any(finds), "{prefix} {stem} {terms:?}");
-        }
-    }
-
-    #[test]
-    fn prefix_that_begins_with_a_stop_word_does_not_match_the_stop_word() {
-        for (prefix, stop_word) in [("theod", "the"), ("someth", "some"), ("thi", "the")] {
-            let terms = prefix_patterns(Analyzer::default(), prefix);
-            assert!(terms.iter().all(|pattern| pattern.term != stop_word), "{prefix} {terms:?}");
-            assert_eq!(terms[0], TermPattern { term: prefix.to_owned(), is_prefix: true });
-        }
-    }
-
-    #[test]
     fn prefix_of_one_letter_is_a_word_and_too_many_prefixes_are_rejected() {
         for (text, word) in
             [("a*", "a"), ("É*", "é"), ("5* hotel", "5 hotel"), ("e-m*", "e-m"), ("-a* ferry", "-a* ferry")]
@@ -418,7 +326,7 @@ mod tests {
         // Repetitions need no lookup, and a character of a script without spaces is as rare as a word.
         for text in ["ab*", "数*", "aa* bb* cc* dd* aa*"] {
             let query = parse(text).expect(text);
-            assert!(query.words.iter().all(|word| matches!(word.pattern, Pattern::Prefix { .. })), "{text}");
+            assert!(query.words.iter().all(|word| matches!(word.pattern, Pattern::Prefix(_))), "{text}");
         }
         let error = parse("aa* bb* cc* dd* ee*").expect_err("too many");
         let text = "has 5 prefixes, at most 4 are allowed: send the other words without the *";

@@ -93,7 +93,7 @@ impl<'a> Ranking<'a> {
         let (all_weights, mut weights, mut named) = (weights, weights.to_vec(), HashSet::default());
         for speaker in by_position.values().flat_map(speakers).collect::<HashSet<_>>() {
             let name: std::collections::HashSet<_> =
-                analyzer.tokens(speaker).into_iter().map(|token| token.term).collect();
+                analyzer.words(speaker).map(|token| token.term).collect();
             if !name.is_empty() && name.iter().all(|term| query.possible_names.contains(term)) {
                 named.insert(speaker);
             }

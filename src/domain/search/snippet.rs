@@ -46,7 +46,8 @@ pub fn snippet(analyzer: Analyzer, query: &Query, text: &str) -> Snippet {
 }
 
 /// Merges overlapping ranges: matches of bigrams overlap.
-fn merge_overlapping(found: Vec<Range<usize>>) -> Vec<Range<usize>> {
+fn merge_overlapping(mut found: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    found.sort_by_key(|range| range.start);
     let mut marks: Vec<Range<usize>> = Vec::new();
     for range in found {
         match marks.last_mut() {

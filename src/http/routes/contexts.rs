@@ -409,6 +409,8 @@ impl ContextRequest {
         Ok(ContextOptions {
             system_prompt: self.system_prompt,
             user_message,
+            continuation: None,
+            separates_system: false,
             user_id,
             default_user: None,
             skills,
@@ -446,7 +448,7 @@ impl ContextResponse {
         include_extra: bool,
         context: Context,
     ) -> Result<Self, service::Error> {
-        let Context { user, exists, list, coverage, recall, summary, memory, consolidation, tokens } =
+        let Context { user, exists, list, coverage, recall, summary, memory, consolidation, tokens, .. } =
             context;
         let StablePrefix { messages, blocks, tokens: stable_tokens } = list.stable;
         let extra_body = |MessageExtra { seq, position, json }| {

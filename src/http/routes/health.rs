@@ -2,6 +2,7 @@
 
 use crate::capacity::{Capacity, Level, Overloaded};
 use crate::http::error::Problem;
+use crate::http::extract::QueryParams;
 use crate::http::middleware::metrics::HttpMetrics;
 use crate::http::openapi::responses::{Internal, Unavailable};
 use crate::http::response_body::Json;
@@ -11,14 +12,25 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use metrics_exporter_prometheus::PrometheusHandle;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// A positive health check.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Health {
     status: HealthStatus,
+    /// With `verbose`: problems that do not keep the service from working, each with its fix.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    warnings: Option<Vec<String>>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ReadyParams {
+    /// Lists warnings, too; the value does not matter.
+    verbose: Option<String>,
 }
 
 /// The only status of a positive health check.
@@ -28,7 +40,7 @@ enum HealthStatus {
     Ok,
 }
 
-const OK: Json<Health> = Json(Health { status: HealthStatus::Ok });
+const OK: Json<Health> = Json(Health { status: HealthStatus::Ok, warnings: None });
 
 /// Tells that the process runs.
 ///
@@ -46,9 +58,10 @@ pub(crate) async fn livez() -> Json<Health> {
 /// Tells whether requests can be served.
 ///
 /// Requests can be served if the database is available, its schema works with this release, and within the last ten seconds a request could
-/// start.
+/// start. With `verbose`, the response lists models that the provider refuses, because of the API key or the name, although the
+/// models after them in their pools write the summaries.
 #[utoipa::path(
-    get, path = "/readyz", tag = "operations",
+    get, path = "/readyz", tag = "operations", params(ReadyParams),
     responses(
         (status = 200, description = "Requests can be served", body = Health),
         Unavailable, Internal,
@@ -57,12 +70,14 @@ pub(crate) async fn livez() -> Json<Health> {
 pub(crate) async fn readyz(
     State(service): State<MemoryService>,
     Extension(exporter): Extension<MetricsExporter>,
+    QueryParams(params): QueryParams<ReadyParams>,
 ) -> Result<Json<Health>, Problem> {
     if exporter.capacity.is_stuck() {
         return Err(Problem::overloaded(Overloaded(Level::Running)));
     }
     service.ready().await?;
-    Ok(OK)
+    let warnings = params.verbose.map(|_| service.warnings());
+    Ok(Json(Health { status: HealthStatus::Ok, warnings }))
 }
 
 /// The media type of the Prometheus text format.

@@ -15,8 +15,8 @@ use crate::domain::shorten::shorten_middle;
 use crate::domain::tool::{Tool, ToolCall, ToolError};
 use crate::domain::validation::FieldError;
 use crate::http::error::Problem;
-use crate::http::extract::MAX_VALUES_OF_CALL;
-use crate::http::headers::{MCP_SESSION, MCP_USER, is_json};
+use crate::http::extract::{MAX_VALUES_OF_CALL, ids_from_headers};
+use crate::http::headers::is_json;
 use crate::http::json;
 use crate::http::path::percent_decode;
 use crate::http::response_body::with_line_feed;
@@ -27,7 +27,7 @@ use crate::service::{Error, MemoryService};
 use axum::Extension;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use rmcp::model::{
     CallToolRequestMethod, CallToolRequestParams, CallToolResponse, CallToolResult, ConstString as _,
@@ -135,27 +135,6 @@ async fn problem_from_plain_text(answer: Response) -> Problem {
             Problem::internal()
         }
     }
-}
-
-/// Reads session and user from the headers.
-fn ids_from_headers(headers: &HeaderMap) -> Result<(Option<SessionId>, Option<UserId>), Problem> {
-    fn id<T: TryFrom<String, Error = InvalidId>>(
-        headers: &HeaderMap,
-        name: &HeaderName,
-    ) -> Result<Option<T>, FieldError> {
-        let error = |detail: String| FieldError { field: name.to_string(), detail };
-        let mut values = headers.get_all(name).iter();
-        let Some(value) = values.next() else {
-            return Ok(None);
-        };
-        if values.next().is_some() {
-            return Err(error("given twice: send it once".to_owned()));
-        }
-        let text = std::str::from_utf8(value.as_bytes()).ok().and_then(percent_decode);
-        let text = text.ok_or_else(|| error("must be percent-encoded UTF-8, as in a path".to_owned()))?;
-        T::try_from(text).map(Some).map_err(|invalid| error(invalid.to_string()))
-    }
-    Ok((id(headers, &MCP_SESSION)?, id(headers, &MCP_USER)?))
 }
 
 /// The MCP server for one request.

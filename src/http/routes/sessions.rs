@@ -3,6 +3,7 @@
 use crate::config::Limits;
 use crate::domain::consolidation::Activity;
 use crate::domain::id::{SessionId, UserId};
+use crate::domain::search::language::Language;
 use crate::domain::session;
 use crate::http::error::Problem;
 use crate::http::extract::{
@@ -46,6 +47,9 @@ pub(crate) struct SessionBody {
     cursor: i64,
     /// Number of messages after the cursor.
     tail_messages: i64,
+    /// The language by which search analyses the messages; null if it was not recognised, or if `search.language` sets one for all.
+    #[schema(required)]
+    language: Option<Language>,
     summary: SummaryBody,
     tokens: SessionTokens,
     consolidation: ConsolidationBody,
@@ -118,6 +122,7 @@ impl SessionBody {
             metadata: RawValue::from_string(session.metadata).unwrap_or_default(),
             message_count: session.last_seq,
             last_seq: session.last_seq,
+            language: session.language,
             stored_bytes: session.stored_bytes,
             cursor: session.cursor,
             tail_messages,

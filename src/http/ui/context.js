@@ -69,7 +69,8 @@ export async function contextTab({ panel, session, base, signal }) {
     /** Returns what the agent does not see. */
     const missing = (texts) => (texts.length > 0 ? h("span", { class: "bad" }, texts.join("; ")) : "none");
     const covered = [
-      ["Summarised", coverage.summary_through > 0 ? `1 to ${number(coverage.summary_through)}` : "none"],
+      ["Summarised", coverage.summary_through > 0
+        ? `1 to ${number(coverage.summary_through)}${context.summary.model ? `, by ${context.summary.model}` : ""}` : "none"],
       ["Verbatim", coverage.verbatim_from <= coverage.last_seq ? `${number(coverage.verbatim_from)} to ${number(coverage.last_seq)}` : "none"],
       coverage.repeated && ["Repeated", number(coverage.repeated)],
       ["Recalled", recalled.length > 0 ? recalled : "none"],

@@ -5,23 +5,37 @@ import { sideBySide } from "./diff.js";
 import { announce, button, count, dialog, errorBox, facts, field, h, number, replace, table, time } from "./dom.js";
 import { textBlock } from "./messages.js";
 
-/** The most versions that are loaded: each is a whole document. */
+/** The most versions, or users, that are loaded. */
 const MOST = 200;
 
 /** Returns the fragment of the page of a user. */
 export const memoryLink = (user) => `#/users/${encodeURIComponent(user)}`;
 
-/** Asks for a user. */
-export async function usersView({ main }) {
+/** Lists the users with a document, and asks for another one. */
+export async function usersView({ main, signal }) {
   const user = h("input", { type: "text", required: true, autocomplete: "off" });
+  const users = h("section");
   const submit = (event) => {
     event.preventDefault();
     location.hash = memoryLink(user.value);
   };
   main.replaceChildren(h("h1", { tabindex: "-1" }, "Memory"),
     h("p", null, "The memory document of a user is part of the contexts of all sessions of this user."),
-    h("form", { class: "bar", onsubmit: submit }, field("User", user), h("button", { type: "submit" }, "Show")));
+    h("form", { class: "bar", onsubmit: submit }, field("User", user), h("button", { type: "submit" }, "Show")), users);
+  const { items, complete } = await list("/users", { most: MOST, signal });
+  const row = (item) => [h("a", { href: memoryLink(item.user_id) }, item.user_id), number(item.version), number(item.words), number(item.tokens), time(item.updated_at)];
+  replace(users, h("h2", null, "Users with a document"),
+    items.length > 0 ? table("Users with a document", USER_COLUMNS, items.map(row)) : h("p", null, "No user has a document yet."),
+    !complete && h("p", { class: "muted" }, `Only the first ${number(MOST)} users are shown.`));
 }
+
+const USER_COLUMNS = [
+  { name: "User" },
+  { name: "Version", class: "number" },
+  { name: "Words", class: "number" },
+  { name: "Tokens", class: "number" },
+  { name: "Written" },
+];
 
 const COLUMNS = [
   { name: "Version" },

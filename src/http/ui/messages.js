@@ -84,7 +84,9 @@ export function messageBody(message) {
 
 /** Returns an item of a list of stored messages. `marks` are texts such as `pending call`, `place` follows the head. */
 export function messageItem({ seq, created_at: at, redacted_at: redactedAt, message }, marks = [], actions = [], place = null) {
-  const badges = [redactedAt && "redacted", ...marks].filter(Boolean);
+  // An answer that came by the proxy says so in its field `extra`.
+  const { proxy, partial } = message.extra?.precis ?? {};
+  const badges = [redactedAt && "redacted", proxy && "by proxy", partial && "partial", ...marks].filter(Boolean);
   return h("li", { class: `message ${message.role}`, id: `message-${seq}`, tabindex: "-1" },
     h("div", { class: "head" }, h("span", { class: "seq" }, number(seq)), h("strong", null, message.role), h("span", { class: "muted" }, time(at)),
       badges.map((badge) => h("span", { class: "badge" }, badge)), h("span", { class: "end" }, actions)), place,

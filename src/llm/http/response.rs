@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Maximum size of the body of an error response; the rest is ignored.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 /// Maximum size of a response. A stream contains a few hundred bytes of JSON for each token.
-const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
+pub(crate) const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
 /// Maximum size of one JSON object, and of what is read without the end of an event. A completion is far smaller, and a
 /// parser needs a multiple of the size of hostile JSON. It also bounds the memory of a call, together with [`MAX_TEXT_BYTES`].
 pub(super) const MAX_OBJECT_BYTES: usize = 1024 * 1024;

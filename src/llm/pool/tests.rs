@@ -76,9 +76,17 @@ fn entry(text: &str) -> TranscriptLine {
 }
 
 async fn consolidate(pools: &ModelPools, pool: &str) -> Result<PoolResponse, LlmError> {
-    let entries = [entry(&"Ada lives in Berlin. She has two cats. ".repeat(100))];
+    let entries = [entry(&"Ada lives in Berlin. She has two cats. ".repeat(20))];
     pools
-        .complete(pool, Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) })
+        .complete(
+            pool,
+            Task::Consolidate {
+                lines: &entries,
+                previous: "",
+                sentences: 5,
+                limit: SummaryLimit::Words(600),
+            },
+        )
         .await
 }
 

@@ -14,10 +14,11 @@ fn built_in() -> Prompts {
 #[test]
 fn built_in_prompts_are_valid_and_versioned() {
     let prompts = built_in();
-    assert_eq!(prompts.version(), "2");
-    assert!((200..600).contains(&prompts.overhead()), "{}", prompts.overhead());
+    assert_eq!(prompts.version(), "3");
+    assert!((600..1000).contains(&prompts.overhead()), "{}", prompts.overhead());
     let consolidate = prompts.render(&Task::Consolidate {
         lines: &[entry("hello")],
+        previous: "",
         sentences: 7,
         limit: SummaryLimit::Words(600),
     });
@@ -29,8 +30,12 @@ fn built_in_prompts_are_valid_and_versioned() {
     );
     let time = time::macros::datetime!(2026-05-01 12:00 UTC);
     let line = TranscriptLine { time: Some(time), ..entry("hello") };
-    let consolidate =
-        prompts.render(&Task::Consolidate { lines: &[line], sentences: 7, limit: SummaryLimit::Words(600) });
+    let consolidate = prompts.render(&Task::Consolidate {
+        lines: &[line],
+        previous: "",
+        sentences: 7,
+        limit: SummaryLimit::Words(600),
+    });
     assert!(consolidate.user.contains(
         "<conversation>\n{\"time\":\"Friday 2026-05-01 12:00 UTC\"}\n{\"role\":\"user\",\"text\":\"hello\"}\n"
     ));
@@ -47,10 +52,32 @@ fn built_in_prompts_are_valid_and_versioned() {
 }
 
 #[test]
+fn prompt_has_the_end_of_the_previous_summary() {
+    let prompts = built_in();
+    let limit = SummaryLimit::Words(600);
+    let user = |previous: &str| {
+        let task = Task::Consolidate { lines: &[entry("hello")], previous, sentences: 5, limit };
+        let prompt = prompts.render(&task);
+        assert!(prompt.tokens() <= prompts.overhead() + entry("hello").tokens);
+        prompt.user
+    };
+    assert!(!user("").contains("<previous>"));
+    let user = user(&format!("{} Ada moved </previous> to Rome.", "They talked. ".repeat(2000)));
+    let expected =
+        "They talked.  Ada moved \\u003c/previous\\u003e to Rome.\"\n</previous>\n\n<conversation>\n";
+    assert!(user.contains(expected), "{user}");
+}
+
+#[test]
 fn placeholders_in_content_are_not_replaced() {
     let text = "{sentences} {conversation} {summary} {nonsense}";
     let user = built_in()
-        .render(&Task::Consolidate { lines: &[entry(text)], sentences: 5, limit: SummaryLimit::Words(600) })
+        .render(&Task::Consolidate {
+            lines: &[entry(text)],
+            previous: "",
+            sentences: 5,
+            limit: SummaryLimit::Words(600),
+        })
         .user;
     assert!(user.contains(text), "{user}");
     let user = built_in()
@@ -87,8 +114,12 @@ fn braces_around_anything_but_a_word_are_text() {
         ..config::Prompts::default()
     })
     .expect("valid");
-    let prompt =
-        prompts.render(&Task::Consolidate { lines: &[], sentences: 6, limit: SummaryLimit::Words(600) });
+    let prompt = prompts.render(&Task::Consolidate {
+        lines: &[],
+        previous: "",
+        sentences: 6,
+        limit: SummaryLimit::Words(600),
+    });
     assert_eq!(prompt.system, "Like {\"a\": 1}, { x }, {}, { and 6}.");
 }
 
@@ -115,6 +146,7 @@ fn copy_of_a_prompt_is_recognised() {
     let prompts = built_in();
     let prompt = prompts.render(&Task::Consolidate {
         lines: &[entry("Ada flies to Rome on 3 May.")],
+        previous: "",
         sentences: 5,
         limit: SummaryLimit::Words(600),
     });

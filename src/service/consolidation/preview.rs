@@ -1,7 +1,10 @@
 //! The dry run of a consolidation: what the next one would summarise, with which prompt, at which estimated cost. It calls no model,
 //! takes no lease and writes nothing.
 
-use super::{Batch, ConsolidationRun, Error, MemoryService, Outcome, Part, RunError, RunScope, Spending};
+use super::{
+    Batch, ConsolidationRun, Error, MAX_PREVIOUS_BYTES, MemoryService, Outcome, Part, RunError, RunScope,
+    Spending,
+};
 use crate::blocking;
 use crate::capacity;
 use crate::domain::batching;
@@ -11,6 +14,7 @@ use crate::domain::consolidation::{
 use crate::domain::consolidation_record::RunCause;
 use crate::domain::id::{SessionId, TenantId};
 use crate::domain::search::text::OwnResults;
+use crate::domain::summary;
 use crate::llm::status::{ModelStatus, Strategy};
 use crate::llm::{Llm, LlmStatus, Task};
 use crate::service::{MAX_PAGE_BYTES, PAGE_MEMORY, StoreError};
@@ -221,7 +225,8 @@ impl ConsolidationRun {
         // Work in the background waits as long as necessary, so this does not fail.
         let _ = capacity::claim(PAGE_MEMORY).await;
         let (llm, pool) = (Arc::clone(&self.service.llm), self.pools.consolidation.clone());
-        let estimate = move || Estimate::new(&*llm, &pool, &batch.parts(), &later);
+        let previous = summary::ending(&self.session.summary.text, MAX_PREVIOUS_BYTES).to_owned();
+        let estimate = move || Estimate::new(&*llm, &pool, &previous, &batch.parts(), &later);
         let Estimate { sentences, prompt, calls, input_tokens, output_tokens } =
             blocking::spawn_cpu(estimate).await;
         capacity::current().release();
@@ -280,11 +285,11 @@ struct Estimate {
 }
 
 impl Estimate {
-    fn new(llm: &dyn Llm, pool: &str, parts: &[Part], later: &LaterBatches) -> Self {
+    fn new(llm: &dyn Llm, pool: &str, previous: &str, parts: &[Part], later: &LaterBatches) -> Self {
         let sentences = parts.first().map_or(0, |part| part.sentences);
         let limit = SummaryLimit::Words(0); // no part of the prompt
         let prompt = |part: &Part| {
-            let task = Task::Consolidate { lines: &part.lines, sentences: part.sentences, limit };
+            let task = Task::Consolidate { lines: &part.lines, previous, sentences: part.sentences, limit };
             let prompt = llm.prompt(pool, task)?;
             let tokens = prompt.tokens();
             let (mut user, max) = (prompt.user, usize::try_from(MAX_PAGE_BYTES).unwrap_or(usize::MAX));
@@ -293,7 +298,7 @@ impl Estimate {
             Some(PreviewPrompt { system: prompt.system, user, is_truncated, tokens })
         };
         let prompt = parts.first().and_then(prompt);
-        let empty = llm.prompt(pool, Task::Consolidate { lines: &[], sentences, limit });
+        let empty = llm.prompt(pool, Task::Consolidate { lines: &[], previous, sentences, limit });
         let input_tokens = empty.map_or(0, |empty| {
             let overhead = empty.tokens();
             let lines = |part: &Part| part.lines.iter().map(|line| line.tokens).sum::<usize>();

@@ -1,11 +1,12 @@
 //! The temporary file that holds an import until it is complete. The file has no name, so it disappears with the process.
 
+use crate::domain::exchange::MessageFacts;
 use crate::domain::export_format::{ImportRow, ImportedMessage, parse_revision};
 use crate::domain::format;
 use crate::storage::{RowBatch, RowBatches};
+use serde_json::value::RawValue;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, BufWriter, Seek as _, Write as _};
-use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -16,8 +17,8 @@ const MAX_BATCH_BYTES: usize = 1024 * 1024;
 /// Number of batches that are read ahead of the store.
 const CHANNEL_DEPTH: usize = 2;
 
-/// A temporary file with one line for each row: `m` with seq, tokens, both times and JSON, or `r` with JSON. JSON of messages
-/// and revisions contains no line feed.
+/// A temporary file with one line for each row: `m` with a list of seq, tokens, facts and message, or `r` with a revision. Their
+/// JSON contains no line feed.
 #[derive(Debug)]
 pub(super) struct StagingFile {
     file: BufWriter<File>,
@@ -31,10 +32,9 @@ impl StagingFile {
     pub(super) fn write(&mut self, row: &ImportRow) -> io::Result<()> {
         match row {
             ImportRow::Message(row) => {
-                let ImportedMessage { seq, created_at, redacted_at, message, tokens } = &**row;
-                let [created, redacted] = [created_at, redacted_at]
-                    .map(|time| time.map_or(-1, |time| time.unix_timestamp_nanos() / 1000));
-                writeln!(self.file, "m {seq} {tokens} {created} {redacted} {}", message.json())
+                let ImportedMessage { seq, facts, message, tokens } = &**row;
+                let facts = serde_json::to_string(facts)?;
+                writeln!(self.file, "m [{seq},{tokens},{facts},{}]", message.json())
             }
             ImportRow::Revision(revision) => writeln!(self.file, "r {}", serde_json::to_string(revision)?),
         }
@@ -89,24 +89,8 @@ fn send_batches(
 }
 
 fn parse_message(row: &str) -> Option<ImportedMessage> {
-    let mut fields = row.splitn(5, ' ');
-    let seq = fields.next()?.parse().ok()?;
-    let tokens = fields.next()?.parse().ok()?;
-    let created_at = parse_time(fields.next()?).ok()?;
-    let redacted_at = parse_time(fields.next()?).ok()?;
-    let message = format::read(fields.next()?).ok()?;
-    Some(ImportedMessage { seq, created_at, redacted_at, message, tokens })
-}
-
-/// Returns `None` for -1.
-fn parse_time(micros: &str) -> io::Result<Option<OffsetDateTime>> {
-    match micros.parse::<i128>().map_err(|_| corrupt_file())? {
-        -1 => Ok(None),
-        micros => {
-            let time = OffsetDateTime::from_unix_timestamp_nanos(micros * 1000);
-            time.map(Some).map_err(|_| corrupt_file())
-        }
-    }
+    let (seq, tokens, facts, json): (_, _, MessageFacts, &RawValue) = serde_json::from_str(row).ok()?;
+    Some(ImportedMessage { seq, facts, message: format::read(json.get()).ok()?, tokens })
 }
 
 fn corrupt_file() -> io::Error {

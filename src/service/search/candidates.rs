@@ -2,7 +2,6 @@
 
 use crate::domain::id::TenantId;
 use crate::domain::search::MessageRef;
-use crate::domain::search::analyzer::Analyzer;
 use crate::domain::search::index_terms::TermQuery;
 use crate::domain::search::query::{Query, QueryWord};
 use crate::domain::search::rank;
@@ -33,12 +32,11 @@ pub(super) async fn select_candidates(
     store: &Store,
     tenant: &TenantId,
     filter: &SearchFilter,
-    analyzer: Analyzer,
     query: &Query,
 ) -> Result<Candidates, StoreError> {
-    let required = query.phrases.iter().flatten().map(|(_, pattern)| pattern.index_terms(analyzer));
+    let required = query.phrases.iter().flatten().map(|(_, pattern)| pattern.index_terms());
     let required: Vec<_> = required.collect();
-    let of_word = |word: &QueryWord| TermQuery(vec![word.pattern.index_terms(analyzer)]);
+    let of_word = |word: &QueryWord| TermQuery(vec![word.pattern.index_terms()]);
     let mut queries: Vec<TermQuery> = query.words.iter().map(of_word).collect();
     // All messages that pass the filter.
     queries.push(TermQuery::default());

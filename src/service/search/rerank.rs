@@ -87,11 +87,11 @@ impl MemoryService {
         if texts.len() < 2 {
             return Err(RerankError::InputLimit);
         }
-        self.ensure_within_daily_limit(tenant).await?;
         let slot = self.rerank_calls.acquire(1, Some(config.timeout)).await;
         let _slot = slot.map_err(|_| RerankError::Busy(config.timeout))?;
         let timeout = deadline.saturating_duration_since(Instant::now());
-        let result = self.llm.complete(&config.pool, Task::Rerank { query, texts, timeout }).await;
+        let task = Task::Rerank { query, texts, timeout };
+        let result = self.complete_within_limit(tenant, &config.pool, task).await?;
         let cost = result.as_ref().map_or_else(|error| &error.cost, |response| &response.cost);
         self.record_usage(tenant, cost).await;
         let response = result?;

@@ -23,7 +23,7 @@ use std::collections::HashMap;
 const PROFILES: [Profile; 3] = [Profile::OpenAi, Profile::Gemini, Profile::Strict];
 
 fn check<T: std::fmt::Debug>(strategy: &impl Strategy<Value = T>, test: impl Fn(T)) {
-    let cases = 4 * CASES * test_factor();
+    let cases = 2 * CASES * test_factor();
     let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
     let run = TestRunner::new(config).run(strategy, |value| {
         test(value);

@@ -18,7 +18,7 @@ use test_case::test_case;
 use tokio::runtime::Handle;
 
 /// The usual number of cases per store.
-pub(super) const CASES: u32 = 24;
+pub(super) const CASES: u32 = 12;
 pub(super) const FORMATS: [&str; 2] = ["openai", "anthropic"];
 
 /// Runs the test with generated values, each in its own session.
@@ -236,7 +236,11 @@ async fn context_begins_with_the_stable_prefix_of_the_previous_one(backend: Back
                 }
                 before = Some((revision, same, now));
             }
-            let [one, two] = [ask(&app, &session, &body).await, ask(&app, &session, &body).await];
+            let mut one = ask(&app, &session, &body).await;
+            while one.json()["consolidation"]["outcome"] == "consolidated" {
+                one = ask(&app, &session, &body).await;
+            }
+            let two = ask(&app, &session, &body).await;
             assert_eq!(one.text, two.text, "equal states produce equal bytes");
         }
     });

@@ -79,6 +79,51 @@ async fn questions_without_names_find_their_evidence_as_often_as_before(backend:
     }
 }
 
+/// With default settings, a question in another inflection than its answer finds it. Each session has the language of its messages, and the
+/// query is one for all of them. English stems alone, the default before sessions had languages, find 22 of 30.
+#[test_case([Backend::sqlite().await, Backend::sqlite().await]; "sqlite")]
+#[test_case([Backend::postgres().await, Backend::postgres().await]; "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn question_in_another_inflection_finds_its_answer(backends: [Backend; 2]) {
+    let mut found_in = Vec::new();
+    for (stems, backend) in ["auto", "english"].into_iter().zip(&backends) {
+        let set = [("limits.requests_per_second", "0"), ("search.language", stems)];
+        let app = TestApp::start(backend, &set).await;
+        let (sessions, questions) = parse(include_str!("questions/inflections.txt"));
+        let mut evidence = BTreeMap::new();
+        for (language, messages) in &sessions {
+            // A person and an assistant take turns; the language is that of the first exchange that is long enough.
+            for exchange in messages.chunks(2) {
+                let bodies = exchange.iter().map(|(role, text, _)| json!({"role": role, "content": text}));
+                let body = json!({"messages": bodies.collect::<Vec<_>>()});
+                app.post(&format!("/sessions/{language}/exchanges"), &body).await.ok(201);
+            }
+            let session = app.get(&format!("/sessions/{language}")).await;
+            assert_eq!(session["language"], if stems == "auto" { json!(language) } else { json!(null) });
+            let places = (1..).zip(messages);
+            evidence.extend(
+                places.filter_map(|(seq, (.., number))| Some(((*number)?, format!("{language}:{seq}")))),
+            );
+        }
+        let (mut of_all, mut of_session) = (0, 0);
+        for Question { number, category: language, text } in &questions {
+            let hits = found(&app, &[("q", text), ("limit", "3"), ("neighbours", "0")]).await;
+            let within =
+                found(&app, &[("q", text), ("session_id", language), ("limit", "3"), ("neighbours", "0")])
+                    .await;
+            of_all += usize::from(hits.contains(&evidence[number]));
+            of_session += usize::from(within.contains(&evidence[number]));
+            if !within.contains(&evidence[number]) {
+                println!("{stems} {number}: {text} {} is not in {within:?}", evidence[number]);
+            }
+        }
+        println!("{stems}: {of_all} of 30 among all sessions, {of_session} within the session");
+        found_in.push((of_all, of_session));
+    }
+    let [(all, within), (all_before, within_before)] = found_in[..] else { panic!("two settings") };
+    assert!(all >= 29 && within >= 29 && all > all_before && within > within_before);
+}
+
 /// Stores the conversations of a language for a user, and returns for each category the number of questions whose evidence is
 /// among the first ten hits.
 async fn found_evidence(app: &TestApp, language: &str) -> [usize; 5] {

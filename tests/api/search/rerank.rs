@@ -107,7 +107,7 @@ async fn invalid_answers_keep_the_lexical_order(backend: Backend) {
     let model = ModelServer::start().await;
     let app = TestApp::start_with_model(&backend, &model.base_url(), &[POOL, PATIENT]).await;
     let endless: Vec<String> =
-        vec!["data: {\"choices\": [{\"delta\": {\"content\": \"1, \"}}]}\n\n".to_owned(); 200_000];
+        vec!["data: {\"choices\": [{\"delta\": {\"content\": \"1, \"}}]}\n\n".repeat(100); 2000];
     for behaviour in [
         Behaviour::answer("5,4,3"),
         Behaviour::answer("[1, 2, 3, 4, 4]"),

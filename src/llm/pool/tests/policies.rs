@@ -338,6 +338,25 @@ async fn queued_call_fails_at_once_when_the_breaker_opens() {
     assert!(started_at.elapsed() < 2 * SECOND, "{:?}", started_at.elapsed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn only_models_that_cost_nothing_are_called_if_no_tokens_are_left() {
+    let (paid, local) = (Scripted::new(answer("paid")), Scripted::new(answer("local")));
+    let free = config::Model { input_price: Some(0.0), output_price: Some(0.0), ..settings() };
+    let specs = || vec![model("paid", paid.clone(), settings()), model("local", local.clone(), free.clone())];
+    let with_built_in = specs().into_iter().chain([built_in("extractive", 50_000)]).collect();
+    let entries = [entry(&"Ada lives in Berlin. She has two cats. ".repeat(20))];
+    let limit = SummaryLimit::Words(600);
+    let task = Task::Consolidate { lines: &entries, previous: "", sentences: 5, limit };
+    let response = pool_of(with_built_in).complete_free("p", task).await.expect("free models");
+    assert_eq!(response.expect("a response").model, "local");
+    let only_built_in =
+        pool_of(vec![model("paid", paid.clone(), settings()), built_in("extractive", 50_000)]);
+    let response = only_built_in.complete_free("p", task).await.expect("a free model");
+    assert_eq!(response.expect("a response").model, "extractive");
+    let only_paid = pool_of(vec![model("paid", paid.clone(), settings())]);
+    assert!(only_paid.complete_free("p", task).await.is_none() && paid.calls().is_empty());
+}
+
 // Input limits
 
 fn long_conversation() -> Vec<TranscriptLine> {
@@ -359,7 +378,8 @@ async fn prompt_that_is_too_long_is_divided_for_the_same_model() {
     ]);
     let capacity = pools.capacity("p");
     let entries = long_conversation();
-    let task = Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) };
+    let task =
+        Task::Consolidate { lines: &entries, previous: "", sentences: 5, limit: SummaryLimit::Words(600) };
     let error = pools.complete("p", task).await.expect_err("the caller divides the batch");
     assert_eq!(labels(&error), [("small", "too_long")]);
     assert!(smaller.calls().is_empty() && large.calls().is_empty());
@@ -373,7 +393,8 @@ async fn prompt_that_is_too_long_for_all_models_lowers_the_capacity_to_a_minimum
     let smaller = config::Model { input_limit: 90_000, ..settings() };
     let pools = pool_of(vec![model("m0", provider.clone(), settings()), model("m1", provider, smaller)]);
     let entries = long_conversation();
-    let task = Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) };
+    let task =
+        Task::Consolidate { lines: &entries, previous: "", sentences: 5, limit: SummaryLimit::Words(600) };
     let error = pools.complete("p", task).await.expect_err("too long");
     assert_eq!(labels(&error), [("m0", "too_long")]);
     assert!(error.is_prompt_too_long());

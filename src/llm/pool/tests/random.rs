@@ -74,7 +74,8 @@ async fn run(scenario: Scenario) -> Result<(), TestCaseError> {
         super::CallMemoryLimit::new(usize::MAX, 1.0),
     );
     let entries = [entry("I fly on 3 May.")];
-    let task = Task::Consolidate { lines: &entries, sentences: 5, limit: SummaryLimit::Words(600) };
+    let task =
+        Task::Consolidate { lines: &entries, previous: "", sentences: 5, limit: SummaryLimit::Words(600) };
     let started_at = Instant::now();
     let results = join_all((0..scenario.requests).map(|_| pools.complete("p", task))).await;
     prop_assert!(started_at.elapsed() <= deadline, "{:?}", started_at.elapsed());

@@ -114,6 +114,7 @@ async fn steps_on_sqlite_grow_without_an_index() {
         ("idempotency_keys_by_time", "append_exchange, new key"),
         ("sessions_by_activity", "sessions"),
         ("sessions_by_branch_age", "retention_candidates that are branches"),
+        ("sessions_by_language", "languages"),
         ("sessions_by_lineage", "redact_message"),
         ("sessions_by_origin", "erase_session"),
         ("sessions_by_own_expiry", "retention_candidates with a period"),
