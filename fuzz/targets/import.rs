@@ -7,6 +7,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use precis::domain::exchange::{MessageFacts, StoredMessage};
 use precis::domain::export_format::{
     ExportReader, ExportWriter, ImportRow, ImportedSession, LineError, max_line_bytes, parse_revision,
 };
@@ -116,6 +117,7 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
         revision: imported.revision,
         consolidation: ConsolidationState::default(),
         window: None,
+        language: None,
         forked_from: None,
         incarnation: Default::default(),
         created_at,
@@ -129,8 +131,10 @@ fn assert_export_round_trip(imported: &ImportedSession, rows: &[ImportRow]) {
                 let json = message.message.json();
                 assert!(json.len() <= SIZES.max_message_bytes);
                 assert_eq!(format::read(json).as_ref(), Ok(&message.message));
-                let at = message.created_at.unwrap_or(created_at);
-                lines += &writer.message(message.seq, at, message.redacted_at, json).expect("JSON");
+                let MessageFacts { created_at: at, redacted_at } = message.facts;
+                let (created_at, json) = (at.unwrap_or(created_at), json.to_owned());
+                let stored = StoredMessage { seq: message.seq, created_at, redacted_at, json };
+                lines += &writer.message(&stored).expect("JSON");
             }
             ImportRow::Revision(revision) => {
                 let line = serde_json::to_string(revision).expect("JSON");
