@@ -107,6 +107,5 @@ async fn imported_summaries_leave_other_tenants_their_share(backend: Backend) {
     };
     let served = bystander.measure(Duration::from_secs(1), contexts).await;
     println!("beside {CLIENTS} clients: {}; peak {} MB", served.figures(), service.peak_memory());
-    assert!(served.sent >= 10, "{}", served.figures());
-    assert!(served.served * 100 >= served.sent * 90, "{}", served.figures());
+    assert!(served.has_its_share(), "{}", served.figures());
 }

@@ -1,8 +1,8 @@
 //! Attacks of one tenant on the memory of the process and on the share of other tenants, with the real binary.
 //!
-//! Each test prints its figures: `scripts/test --test abuse -- --ignored --nocapture`. Assertions have margins, because machines that
-//! run tests are busy. The attacks measure, so they are a step of `.ci/run` and not part of `scripts/test`. `scripts/abuse` runs the
-//! random requests of 64 clients for minutes.
+//! Each test prints its figures: `scripts/test --test abuse -- --ignored --nocapture`. Without `PRECIS_TEST_FACTOR`, the assertions are
+//! about memory and served requests and not about time, because machines that run tests are busy. The attacks measure, so they are a
+//! step of `.ci/run` and not part of `scripts/test`. `scripts/abuse` runs the random requests of 64 clients for minutes.
 #![cfg(test)]
 
 mod imports;

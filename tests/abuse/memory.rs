@@ -75,13 +75,14 @@ async fn large_responses_have_a_common_limit(backend: Backend) {
     let served = bystander.measure(Duration::from_millis(500), held).await;
     println!("six clients that do not read: {}, peak {} MB", served.figures(), service.peak_memory());
     assert!(service.peak_memory() < MAX_MEMORY, "{} MB", service.peak_memory());
-    assert_eq!(served.served, served.sent, "{}", served.figures());
+    assert!(served.has_its_share(), "{}", served.figures());
     let same_key = attacker.with_key(key.expose());
     let status = same_key.post("/sessions/images/context", "{}").await.status;
     assert_eq!(status, 503, "the memory of the key is in use");
-    // The memory is released when the clients disconnect, within the permitted wait.
+    // The memory is released when the clients disconnect. Each request waits for it up to the queue timeout.
     drop(idle);
-    same_key.post("/sessions/images/context", "{}").await.ok(200);
+    let released = async { while same_key.post("/sessions/images/context", "{}").await.status != 200 {} };
+    tokio::time::timeout(Duration::from_secs(30), released).await.expect("the memory is released");
 }
 
 /// The text of an exchange is in memory several times while it is stored.

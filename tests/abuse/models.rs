@@ -75,7 +75,8 @@ async fn endless_responses_of_models_have_a_limit(backend: Backend) {
     let statuses = consolidate().await;
     let peak = service.peak_memory();
     println!("{CALLS} endless responses: {statuses:?}, peak {peak} MB, before {before} MB");
-    assert!(statuses.iter().all(|(status, _)| *status == 502), "{statuses:?}");
+    // A busy machine may reject some of them, because they wait too long for their turn.
+    assert!(statuses.iter().all(|(status, _)| [502, 503].contains(status)), "{statuses:?}");
     // The limit of each event alone allows three times 16 MB.
     assert!(peak < before + MAX_MORE, "{peak} MB, before {before} MB");
     let metrics = tenant.get("/metrics").await.text;

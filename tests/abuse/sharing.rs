@@ -67,9 +67,7 @@ async fn large_requests_of_one_tenant_leave_others_their_share(backend: Backend)
         let searches = bystander.measure_searches(duration(), flooding()).await;
         println!("beside them: searches: {}; peak {} MB", searches.figures(), service.peak_memory());
         for served in [served, searches] {
-            assert!(served.sent >= 10, "{attack}: {}", served.figures());
-            // A busy machine has outliers. Without shares, at most a tenth is served.
-            assert!(served.served * 100 >= served.sent * 90, "{attack}: {}", served.figures());
+            assert!(served.has_its_share(), "{attack}: {}", served.figures());
         }
     }
 }

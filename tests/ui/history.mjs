@@ -4,31 +4,6 @@ import assert from "node:assert/strict";
 import { Tab } from "./browser.mjs";
 import { conversation, HOSTILE, recordLongResult } from "./service.mjs";
 
-/** The longest time until a large session is painted. */
-const FIRST_PAINT_MILLISECONDS = 1000;
-
-/** Measures the paint of the ranges, too: the header of the page would be painted without the session. */
-async function paintsLargeSessionInASecond({ browser, service }) {
-  const tab = await Tab.open(browser, service.url);
-  await tab.page.addInitScript(() => {
-    const observer = new MutationObserver(() => {
-      if (!document.querySelector(".ribbon .range")) return;
-      observer.disconnect();
-      requestAnimationFrame(() => (window.ribbonPaintedAt = performance.now()));
-    });
-    observer.observe(document, { childList: true, subtree: true });
-  });
-  await tab.goto("/sessions/large/history");
-  await tab.until(() => window.ribbonPaintedAt !== undefined);
-  const { first, ribbon } = await tab.page.evaluate(() => ({
-    first: performance.getEntriesByName("first-contentful-paint")[0].startTime,
-    ribbon: window.ribbonPaintedAt,
-  }));
-  console.log(`first contentful paint after ${Math.round(first)} ms, ribbon after ${Math.round(ribbon)} ms`);
-  assert.ok(first < FIRST_PAINT_MILLISECONDS && ribbon < FIRST_PAINT_MILLISECONDS, `${first} ms, ${ribbon} ms`);
-  await tab.close();
-}
-
 async function readsHistoryByItsRanges({ browser, service }) {
   const tab = await Tab.open(browser, service.url);
   const { cursor } = await service.get("/sessions/large");
@@ -272,7 +247,6 @@ async function showsHtmlAsText({ browser, service }) {
 }
 
 export const tasks = [
-  ["paint a large session within a second", paintsLargeSessionInASecond],
   ["read the history by its ranges", readsHistoryByItsRanges],
   ["see omitted messages", seesOmittedMessages],
   ["see where messages are", seesWhereMessagesAre],
