@@ -314,9 +314,7 @@ impl Proxy {
         let (body, context) = blocking::spawn_cpu_if_large(bytes, insert).await;
         Ok(Memory::On(Remembered { turn, placed, context, body }))
     }
-}
 
-impl Proxy {
     /// Returns `true` if requests are forwarded without memory while that cannot be used.
     fn forwards(&self) -> bool {
         self.settings.on_unavailable == OnUnavailable::Forward

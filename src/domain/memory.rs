@@ -1,4 +1,4 @@
-//! The memory document: one Markdown document per user, written by the agent and always replaced as a whole.
+//! The memory document: one Markdown document per user, written by the agent. Each change, also of a part, makes a new version.
 
 use super::id::UserId;
 use serde::Serialize;

@@ -187,7 +187,7 @@ impl Prompts {
             Task::Consolidate { lines, previous, sentences, .. } => {
                 let data = format!(
                     "{}<conversation>\n{}</conversation>",
-                    before(previous),
+                    previous_block(previous),
                     encode_transcript(lines)
                 );
                 (&self.consolidate_system, &self.consolidate_user, "{conversation}", sentences, data)
@@ -207,16 +207,15 @@ impl Prompts {
 }
 
 /// Returns the block with the end of the summary of earlier parts; nothing if there is none.
-fn before(previous: &str) -> String {
+fn previous_block(previous: &str) -> String {
+    if previous.is_empty() {
+        return String::new();
+    }
     let mut bytes = MAX_PREVIOUS_TOKENS * 3;
     loop {
         let end = encode_text(summary::ending(previous, bytes));
         if tokens::count(&end) <= MAX_PREVIOUS_TOKENS {
-            return if previous.is_empty() {
-                String::new()
-            } else {
-                format!("<previous>\n{end}\n</previous>\n\n")
-            };
+            return format!("<previous>\n{end}\n</previous>\n\n");
         }
         bytes /= 2;
     }

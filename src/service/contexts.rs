@@ -322,8 +322,8 @@ impl ContextBuilder<'_> {
     /// Stores the window for the work in the background, if it has changed considerably.
     async fn remember_window(&self, snapshot: &mut ContextSnapshot) {
         let Some(state) = snapshot.session.as_mut().filter(|session| session.last_seq > 0) else { return };
-        let user_message = self.new_message_tokens();
-        let window = self.window.map(|window| Window { fixed: window.fixed - user_message, ..window });
+        let unstored = self.new_message_tokens();
+        let window = self.window.map(|window| Window { fixed: window.fixed - unstored, ..window });
         let is_near = match (state.window, window) {
             (Some(old), Some(new)) => {
                 old.tokens == new.tokens && (old.fixed - new.fixed).abs() <= new.tokens / 64

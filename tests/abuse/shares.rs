@@ -205,7 +205,7 @@ async fn attack_of_one_key_leaves_others_served(backend: Backend) {
         println!("idle: {kind:?} {}", measured.figures());
         idle.insert(kind, measured.percentile(99).max(LEAST_IDLE));
     }
-    // Times are compared in the longer runs of an optimised build only: the machine that runs CI has two cores and other work.
+    // Times are compared in longer runs only: the machine that runs CI has two cores, and other work.
     let compares_times = test_factor() > 1;
     let mut failures = Vec::new();
     let attacks = [
